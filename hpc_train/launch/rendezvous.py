@@ -1,0 +1,112 @@
+"""The rendezvous for unmodified `env://` programs: a store hosted by the shim, on a port that the kernel chose.
+
+Apart because it is torchrun's contract and nothing of ours: MASTER_ADDR and MASTER_PORT name a store that already
+listens (TORCHELASTIC_USE_AGENT_STORE), so no two jobs can clash over a port. Rank 0 publishes the address through the
+attempt's directory. torch is imported only here, and only by programs that use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpc_train.errors import BootstrapError
+from hpc_train.files import read_json, write_json
+from hpc_train.launch.identity import Identity
+from hpc_train.launch.network import choose_interface, interface_towards, list_interfaces
+
+__all__ = ["join_rendezvous", "start_store_process"]
+
+WAIT_S = 120.0  # rank 0 imports torch from a cold parallel file system in this time
+
+
+def rendezvous_address(identity: Identity, wanted: tuple[str, ...]) -> tuple[str, str]:
+    """Address and interface name by which the other ranks reach this one (loopback where there is one node)."""
+    if identity.local_size == identity.size:
+        return "127.0.0.1", "lo"
+    chosen = choose_interface(list_interfaces(), wanted)
+    if chosen is None:
+        raise BootstrapError("no network interface but loopback on this node; name one in the site's rendezvous")
+    return chosen.address, chosen.name
+
+
+def host_store(address: str) -> Any:
+    """A torch TCPStore that listens on a port the kernel chose. Imports torch; keep the result alive."""
+    from torch.distributed import TCPStore  # noqa: PLC0415 - heavy
+
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+
+def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool, key: str) -> Any:
+    """Set MASTER_ADDR, MASTER_PORT and the store's variables of this process. Blocks until rank 0 has published.
+
+    Args:  path: the attempt's rendezvous record.   hosted: a process of its own hosts the store (not this one).
+    key: prefix of the store's keys, different for each attempt.
+    Returns: the store where this process hosts it (keep it alive), else None.
+    Raises: BootstrapError if rank 0 publishes nothing within WAIT_S.
+    """
+    store = None
+    if identity.rank == 0 and not hosted:
+        address, _ = rendezvous_address(identity, wanted)
+        store = host_store(address)
+        write_json(path, {"address": address, "port": store.port})
+    elif not hosted:
+        importlib.import_module("torch")  # the program will need it: use the time until rank 0 is up
+    record = _await_record(path)
+    os.environ["MASTER_ADDR"] = record["address"]
+    os.environ["MASTER_PORT"] = str(record["port"])
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = key
+    _set_interface(record["address"])
+    return store
+
+
+def _set_interface(address: str) -> None:
+    # Gloo takes exactly one concrete name, and by default resolves the host's name, which may be loopback.
+    interface = interface_towards(list_interfaces(), address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface.name)
+
+
+def _await_record(path: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_S
+    pause = 0.02
+    while True:
+        try:
+            record = read_json(path, limit=4096)
+            return {"address": str(record["address"]), "port": int(record["port"])}
+        except FileNotFoundError:
+            pass
+        if time.monotonic() > deadline:
+            raise BootstrapError(f"rank 0 published no rendezvous at {path} within {WAIT_S:.0f} s; see rank 0's log")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)  # a stat a second and rank is the most that a shared file system sees
+
+
+def torch_is_installed() -> bool:
+    """Whether this interpreter could import torch; imports nothing."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def start_store_process(path: Path, identity: Identity, wanted: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """Host the store in a process of its own, for programs that are not Python. It ends with its parent."""
+    address, _ = rendezvous_address(identity, wanted)
+    argv = [sys.executable, "-m", "hpc_train.launch.rendezvous", str(path), address]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE)
+
+
+def _serve() -> None:
+    path, address = Path(sys.argv[1]), sys.argv[2]
+    store = host_store(address)
+    write_json(path, {"address": address, "port": store.port})
+    sys.stdin.read()  # until the parent ends, however it ends
+
+
+if __name__ == "__main__":
+    _serve()

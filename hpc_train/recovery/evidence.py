@@ -1,0 +1,116 @@
+"""Gathers what is known of an ended attempt from the run directory, and writes the decision down.
+
+Apart from the policy, which is pure. Runs on the batch host after the launcher has ended, or at the start of the next
+attempt where no shell lived to decide. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+from hpc_train.files import read_json, write_json
+from hpc_train.recovery.policy import Decision, Evidence, Limits, Past, decide
+from hpc_train.run.journal import Event, Journal, read_journal
+from hpc_train.run.layout import AttemptDir, RunDir
+from hpc_train.run.marks import read_marks
+
+__all__ = ["decide_attempt", "gather", "last_cleared_attempt", "read_decision", "read_limits"]
+
+
+def read_decision(attempt: AttemptDir) -> Decision | None:
+    """The decision of an attempt, None where none was written or it cannot be read."""
+    try:
+        record: Any = read_json(attempt.decision)
+        record["exclude"] = tuple(record["exclude"])
+        return Decision(**record)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def read_limits(run: RunDir, submission: int) -> Limits:
+    """The limits that the submission's launch record carries. Raises: OSError, ValueError, KeyError if it is damaged."""
+    launch = read_json(run.submission(submission).launch)
+    ranks_per_node = max(1, int(launch["ranks_per_node"]))
+    return Limits(
+        max_failures=int(launch["max_failures"]),
+        max_attempts=int(launch["max_attempts"]),
+        can_continue=bool(launch["can_continue"]),
+        num_nodes=-(-int(launch["num_ranks"]) // ranks_per_node),
+    )
+
+
+def gather(run: RunDir, attempt: AttemptDir, launcher_code: int | None) -> Evidence:
+    """Read marks, journal and earlier decisions of a run. Raises: OSError if the run directory cannot be read."""
+    events = read_journal(run)
+    before = [event for event in events if 0 <= event.attempt < attempt.number]
+    return Evidence(
+        attempt=attempt.number,
+        is_done=attempt.done.exists(),
+        is_cancelled=run.cancelled.exists(),
+        launcher_code=launcher_code,
+        marks=read_marks(attempt),
+        silent=_silent_ranks(attempt),
+        start_step=_newest_commit(before),
+        last_commit=_newest_commit([event for event in events if event.attempt <= attempt.number]),
+        past=_past(run, attempt.number, last_cleared_attempt(events)),
+        stop_reason=_stop_reason(attempt),
+    )
+
+
+def _newest_commit(events: list[Event]) -> int | None:
+    steps = [event.fields.get("step") for event in events if event.event == "commit"]
+    return max((step for step in steps if isinstance(step, int)), default=None)
+
+
+def _silent_ranks(attempt: AttemptDir) -> list[tuple[int, str]]:
+    ready = _names(attempt.ready)
+    told = {mark.writer for mark in read_marks(attempt)} | set(_names(attempt.finished))
+    silent = []
+    for rank in sorted(set(ready) - told):
+        node = ""
+        with contextlib.suppress(OSError, ValueError):
+            node = (attempt.ready / str(rank)).read_text(errors="replace").strip()[:255]
+        silent.append((rank, node))
+    return silent
+
+
+def _names(directory: os.PathLike[str]) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(directory) if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def last_cleared_attempt(events: list[Event]) -> int:
+    """Number of the last attempt whose failures no longer count, as the user asked to go on after it; -1 if none."""
+    cleared = [event.fields.get("after_attempt") for event in events if event.event == "requeue_asked"]
+    return max((number for number in cleared if isinstance(number, int)), default=-1)
+
+
+def _past(run: RunDir, before: int, after: int) -> list[Past]:
+    decisions = (read_decision(attempt) for attempt in run.attempts() if after < attempt.number < before)
+    return [Past(d.failure, d.signature, d.made_progress) for d in decisions if d is not None]
+
+
+def _stop_reason(attempt: AttemptDir) -> str:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return str(read_json(attempt.stop, limit=4096)["reason"])
+    return ""
+
+
+def decide_attempt(run: RunDir, attempt: AttemptDir, *, submission: int, launcher_code: int | None) -> Decision:
+    """Decide an ended attempt, write the decision into it and into the journal, and return it.
+
+    Deciding twice gives the first decision again: a late shell must not overrule the attempt that follows.
+    """
+    known = read_decision(attempt)
+    if known is not None:
+        return known
+    decision = decide(gather(run, attempt, launcher_code), read_limits(run, submission))
+    record = dataclasses.asdict(decision)
+    write_json(attempt.decision, record)
+    Journal(run, "decide", attempt.number).append("decision", **record, launcher_code=launcher_code)
+    return decision

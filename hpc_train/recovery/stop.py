@@ -1,0 +1,73 @@
+"""StopRequest: a warning (wall time, preemption, a user's request) that all ranks hear at the same step.
+
+Apart because a signal reaches ranks at different instants, or while they still import: a handler only notes it, the
+ranks agree between two steps, and the program saves and leaves by raising Stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hpc_train.files import read_json
+from hpc_train.launch.page import attached_page
+from hpc_train.world import World
+
+__all__ = ["StopRequest"]
+
+
+class StopRequest:
+    """Whether this attempt was asked to stop.
+
+    Make it once, early: it installs a handler for SIGUSR2 (only from the main thread), and hears of a signal that came
+    before it existed too, from the launch shim and from the batch shell's record.
+
+    Attributes:  reason: "" until agreed; then e.g. "wall time".
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._heard = False
+        self._page = attached_page()
+        self.reason = ""
+        self._deadline: float | None = None
+        run_dir = os.environ.get("HPC_TRAIN_RUN_DIR")
+        self._record = Path(run_dir, f"attempt-{world.attempt:03d}", "stop.json") if run_dir else None
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._hear)  # USR2, not USR1: NCCL may use USR1
+        # After the handler: a request recorded before it is found here, one after it arrives as a signal.
+        self._heard = self._heard or (self._record is not None and self._record.exists())
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard = True
+
+    def heard(self) -> bool:
+        """Whether this rank alone has heard of a request. Not collective; other ranks may not know yet."""
+        return self._heard or (self._page is not None and self._page.stop_requested())
+
+    def agreed(self) -> bool:
+        """Whether any rank has heard of a request: the same answer on all ranks. Collective; call it between steps."""
+        if not self._world.allreduce(int(self.heard()), "max"):
+            return False
+        self._heard = True
+        if not self.reason:
+            self.reason, self._deadline = self._world.broadcast(self._read())
+        return True
+
+    def _read(self) -> tuple[str, float | None]:
+        try:
+            record: dict[str, Any] = read_json(self._record, limit=4096) if self._record is not None else {}
+            deadline = record.get("deadline")
+            return str(record["reason"]), float(deadline) if deadline else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return "signal", None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the attempt is ended by force; None where nobody said."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.time())

@@ -1,0 +1,140 @@
+"""Exit marks: how each rank that did not end cleanly ended, and the classes of failure.
+
+Apart because launchers lose exit codes (srun returns 143 whatever the first rank's code was), so the class of a
+failure travels in files: written by the shim on the node, read by the decision and by `why`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_train.files import read_json, write_json
+from hpc_train.run.layout import AttemptDir
+
+__all__ = [
+    "CODE_OF_CLASS",
+    "SECONDARY",
+    "ExitMark",
+    "class_of_code",
+    "class_of_signal",
+    "first_cause",
+    "read_marks",
+    "write_mark",
+]
+
+# Class of a failure -> the exit code that stands for it (sysexits.h where it has one).
+CODE_OF_CLASS = {
+    "usage": 2,
+    "data": 65,
+    "unavailable": 69,
+    "bug": 70,
+    "no_space": 73,
+    "io": 74,
+    "stopped": 75,
+    "infrastructure": 76,
+    "hang": 76,
+    "superseded": 76,
+    "permission": 77,
+    "config": 78,
+    "launch": 78,
+    "forbidden": 93,
+}
+_CLASS_OF_CODE = {
+    2: "usage", 65: "data", 69: "unavailable", 70: "bug", 73: "no_space", 74: "io", 75: "stopped",
+    76: "infrastructure", 77: "permission", 78: "config", 93: "forbidden",
+}  # fmt: skip
+
+# Consequences of somebody else's end, from the least to the most telling; never the first cause if another is known.
+SECONDARY = ("terminated", "peer_lost")
+
+_MARK = re.compile(r"rank-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class ExitMark:
+    """How one rank ended.
+
+    Attributes:  failure: the class.   cause: one line for a person.   code: the exit code it left with (128 + signal for
+    a signal).   step, phase: where the program was, as far as it had said.   rank, node: the rank that failed first as
+    this rank saw it (its own, except when it ended because a peer left early).   writer: the rank that wrote the mark.
+    time: seconds since 1970 on that node's clock.
+    """
+
+    writer: int
+    rank: int
+    node: str
+    failure: str
+    cause: str
+    code: int
+    step: int | None = None
+    phase: str = ""
+    time: float = 0.0
+
+
+def class_of_code(code: int) -> str:
+    """The class that an exit code stands for; "program" for a program's own codes."""
+    return _CLASS_OF_CODE.get(code, "program")
+
+
+def class_of_signal(number: int) -> str:
+    """The class of a death by signal: "killed" (KILL), "terminated" (TERM, INT, HUP), else "crash"."""
+    if number == signal.SIGKILL:
+        return "killed"
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return "terminated"
+    return "crash"
+
+
+def write_mark(attempt: AttemptDir, mark: ExitMark) -> None:
+    """Write a rank's mark atomically; a second mark of the same writer does not replace the first.
+
+    Raises: OSError as the system gives it.
+    """
+    attempt.exits.mkdir(parents=True, exist_ok=True)
+    path = attempt.exits / f"rank-{mark.writer}.json"
+    if not path.exists():
+        write_json(path, dataclasses.asdict(dataclasses.replace(mark, time=mark.time or time.time())))
+
+
+def read_marks(attempt: AttemptDir) -> list[ExitMark]:
+    """All marks of an attempt in rank order; a mark that cannot be read is passed over (its rank counts as silent)."""
+    try:
+        names = os.listdir(attempt.exits)
+    except FileNotFoundError:
+        return []
+    numbered = sorted((int(match[1]), name) for name in names if (match := _MARK.fullmatch(name)))
+    marks = (_parse(attempt, name) for _, name in numbered)
+    return [mark for mark in marks if mark is not None]
+
+
+def _parse(attempt: AttemptDir, name: str) -> ExitMark | None:
+    try:
+        record: Any = read_json(attempt.exits / name, limit=64 << 10)
+        mark = ExitMark(**record)
+    except (OSError, ValueError, TypeError):
+        return None
+    numbers = (mark.writer, mark.rank, mark.code)
+    return mark if all(type(number) is int for number in numbers) and isinstance(mark.failure, str) else None
+
+
+def first_cause(marks: list[ExitMark]) -> ExitMark | None:
+    """The mark that tells best why the attempt ended: causes before consequences, then the earliest.
+
+    Clocks of nodes differ, so time only decides between marks of the same weight. Among hanging ranks the one that is
+    furthest behind is the one the others wait for.
+    """
+
+    def weight(mark: ExitMark) -> tuple[int, int, float]:
+        secondary = SECONDARY.index(mark.failure) if mark.failure in SECONDARY else len(SECONDARY)
+        # stopped and hang come on all ranks at once; any other class on another rank explains more
+        told = {"stopped": 2, "hang": 1}.get(mark.failure, 0)
+        behind = mark.step if mark.failure == "hang" and mark.step is not None else 0
+        return (-secondary * 10 + told, behind, mark.time)
+
+    return min(marks, key=weight, default=None)

@@ -1,0 +1,1 @@
+"""This machine as a scheduler: one supervisor a run, which does what a Slurm would do to the same script."""

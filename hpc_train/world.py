@@ -1,0 +1,133 @@
+"""World: the little that data and checkpoints need to know of the ranks they run on.
+
+A protocol of its own, so that neither room depends on MPI or torch: the bootstrap makes Worlds from MPI,
+torch.distributed or a single process, tests make them too, and another trainer can bring its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+__all__ = ["SoloWorld", "World", "on_root"]
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class World(Protocol):
+    """The ranks of one attempt, seen from one of them.
+
+    Attributes:  rank, size: global rank and number of ranks.   local_rank, local_size: the same within this node.
+    node: host name.   device: torch device text ("cpu", "cuda:0").   attempt: number of the attempt, 0 outside a run.
+    run_dir: the run's directory, None outside a run.   mpi: the mpi4py communicator (a duplicate that is the World's
+    own) or None where there is no MPI.
+
+    Methods marked collective must be called by all ranks in the same order; they block until all have come.
+    Values sent are small (records, numbers): bulk data travels through files or torch.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def run_dir(self) -> Path | None: ...
+    @property
+    def mpi(self) -> Any: ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+
+    def broadcast(self, value: T, root: int = 0) -> T:
+        """The root's value on every rank. Collective."""
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank. Collective."""
+
+    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
+        """Sum, "min" or "max" of one number over the ranks; integers stay exact (up to 64 bits). Collective."""
+
+    def fence(self) -> None:
+        """Raise Superseded if another attempt owns the run now. Reads one small file; not collective."""
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Append an event to the run's journal. Only rank 0 writes; elsewhere and outside a run: nothing happens."""
+
+    def phase(self, name: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+        """Tell the watchdog what this rank does now; past `limit_s` seconds (None: the run's limit) it ends the rank."""
+
+
+class SoloWorld:
+    """A World of one process outside any run: for laptops, notebooks and tools."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    attempt = 0
+    run_dir: Path | None = None
+    mpi: Any = None
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.node = socket.gethostname()
+
+    def barrier(self) -> None:
+        """Nothing to wait for."""
+
+    def broadcast(self, value: T, root: int = 0) -> T:
+        """The value itself."""
+        return value
+
+    def allgather(self, value: T) -> list[T]:
+        """A list of the one value."""
+        return [value]
+
+    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
+        """The value itself."""
+        return value
+
+    def fence(self) -> None:
+        """Nobody else owns anything."""
+
+    def record(self, event: str, **fields: Any) -> None:
+        """No journal outside a run."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str, limit_s: float | None = None) -> Iterator[None]:
+        """No watchdog outside a run."""
+        yield
+
+
+def on_root(world: World, act: Callable[[], T]) -> T:
+    """Run `act` on rank 0 only and give its result, or raise its error, on every rank alike. Collective.
+
+    Without it a failure on rank 0 alone leaves the other ranks waiting in the next collective.
+    Raises: what `act` raised, with the same type on all ranks (it must be picklable, as our errors are).
+    """
+    outcome: tuple[bool, Any] = (True, None)
+    if world.rank == 0:
+        try:
+            outcome = (True, act())
+        except Exception as error:  # noqa: BLE001 - carried to all ranks and raised there
+            outcome = (False, error)
+    is_good, value = world.broadcast(outcome)
+    if not is_good:
+        raise value
+    result: T = value
+    return result

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,14 @@ def read_text(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) ->
     """
     # O_NONBLOCK: opening a FIFO somebody put there must not hang.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        if not os.path.isfile(fd):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError(f"{path}: not a regular file")
-        data = file.read(limit + 1)
+        data = b""
+        while len(data) <= limit and (part := os.read(fd, limit + 1 - len(data))):
+            data += part
+    finally:
+        os.close(fd)
     if len(data) > limit:
         raise ValueError(f"{path}: larger than {limit} bytes")
     return data.decode()

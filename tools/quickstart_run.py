@@ -113,7 +113,7 @@ def watch(run: RunDir, *, wants_fault: bool) -> None:
                 last_word = time.monotonic()
         shown = len(steps)
         if time.monotonic() - last_word > 10:
-            print("      ...", flush=True)
+            print(f"      {len(steps)} steps so far" if steps else "      the ranks are starting", flush=True)
             last_word = time.monotonic()
         if wants_fault and not killed:
             killed = kill_between_commits(run, events)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpc_train.errors import HpcTrainError, Stopped
     from hpc_train.observe.progress import Progress
     from hpc_train.parallel.ddp import settled_ddp
+    from hpc_train.parallel.seeding import seed_ranks
     from hpc_train.recovery.stop import StopRequest
     from hpc_train.world import SoloWorld, World
 
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "init",
     "rng_state",
+    "seed_ranks",
     "settled_ddp",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "World": "hpc_train.world",
     "init": "hpc_train.bootstrap.init",
     "rng_state": "hpc_train.checkpoint",
+    "seed_ranks": "hpc_train.parallel.seeding",
     "settled_ddp": "hpc_train.parallel.ddp",
 }
 

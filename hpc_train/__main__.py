@@ -13,18 +13,18 @@ def main() -> int:
     """Dispatch; returns the exit code."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name == "run":
-        from hpc_train.launch.main import main as run  # noqa: PLC0415 - each internal command imports only its own
+        from hpc_train.launch.main import main as run
 
         return run(arguments)
     if name in ("begin", "decide"):
-        from hpc_train.recovery.batch import main as batch  # noqa: PLC0415
+        from hpc_train.recovery.batch import main as batch
 
         return batch(name, arguments)
     if name == "supervise":
-        from hpc_train.scheduler.local.supervisor import main as supervise  # noqa: PLC0415
+        from hpc_train.scheduler.local.supervisor import main as supervise
 
         return supervise(arguments)
-    from hpc_train.cli.main import main as cli  # noqa: PLC0415 - imports click
+    from hpc_train.cli.main import main as cli
 
     return cli()
 

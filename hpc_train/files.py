@@ -42,10 +42,13 @@ def fsync_dir(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, mode: int | None = None) -> None:
+def write_atomic(
+    path: str | os.PathLike[str], data: bytes | str, *, mode: int | None = None, durable: bool = True
+) -> None:
     """Replace a file in one step: temporary name, fsync, rename, fsync of the directory.
 
-    Args:  mode: permission bits; None leaves them to the umask.
+    Args:  mode: permission bits; None leaves them to the umask.   durable: False leaves both fsyncs out: for a record
+    that others must see at once, and that says nothing once its node has crashed.
     Raises: OSError as the system gives it; the temporary file is removed then and the old file is untouched.
     """
     target = Path(path)
@@ -58,17 +61,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, mode: int |
                 os.fchmod(file.fileno(), mode)
             file.write(payload)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_dir(target.parent)
+    if durable:
+        fsync_dir(target.parent)
 
 
-def write_json(path: str | os.PathLike[str], value: Any, *, mode: int | None = None) -> None:
+def write_json(path: str | os.PathLike[str], value: Any, *, mode: int | None = None, durable: bool = True) -> None:
     """`write_atomic` of a JSON record: sorted keys, no NaN, a newline at the end."""
-    write_atomic(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", mode=mode)
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    write_atomic(path, text, mode=mode, durable=durable)
 
 
 def read_text(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) -> str:
@@ -137,7 +143,9 @@ def refuse_control_characters(text: str, where: str) -> str:
     Raises: SpecError. A newline inside a value would become a line of its own in the batch script.
     """
     if _CONTROL.search(text):
-        raise SpecError(f"{where} = {text!r}: control characters (newline, tab, escape, …) are not allowed; remove them")
+        raise SpecError(
+            f"{where} = {text!r}: control characters (newline, tab, escape, …) are not allowed; remove them"
+        )
     return text
 
 

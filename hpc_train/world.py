@@ -69,7 +69,7 @@ class World(Protocol):
         """Append an event to the run's journal. Only rank 0 writes; elsewhere and outside a run: nothing happens."""
 
     def phase(self, name: str, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """Tell the watchdog what this rank does now; past `limit_s` seconds (None: the run's limit) it ends the rank."""
+        """Tell the watchdog what this rank does now; after `limit_s` (None: the run's limit) it ends the rank."""
 
 
 class SoloWorld:

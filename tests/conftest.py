@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.support.cluster"]  # the fixture `cluster`, of the slurm and e2e suites alike
+
 SUITES = ("unit", "mpi", "slurm", "e2e")  # in the order they run: quick and telling first
 
 # Read before the environment is scrubbed; tools/test sets it.
@@ -21,7 +23,7 @@ _EXPECTED = tuple(os.environ.get("HPC_TRAIN_EXPECT_SUITES", "").split())
 _SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "OMPI_", "MPICH_", "PRTE_", "HPC_TRAIN_", "HYDRA_")
 _SCRUBBED_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NO_COLOR")
 # Where the tools put what an unprivileged user must reach; the Slurm suite builds there.
-_KEPT = ("HPC_TRAIN_TEST_DIR",)
+_KEPT = ("HPC_TRAIN_TEST_DIR", "HPC_TRAIN_CLUSTER_DIR", "HPC_TRAIN_KEEP_CLUSTER")
 
 
 def _suite_of_path(path: Path) -> str:

@@ -159,7 +159,7 @@ def summarise(run: RunDir, data: Path, options: argparse.Namespace) -> int:
     print(f"""
   loss          {first:.4f} at step 1, {last:.4f} at step {lineage.steps[-1].step} (nats per byte)
   baseline      {entropy:.4f}: entropy of single bytes of these data; the model must end below it
-  attempts      {num_attempts}{'; resumed from ' + ', '.join(resumed) if resumed else ''}
+  attempts      {num_attempts}{"; resumed from " + ", ".join(resumed) if resumed else ""}
   recomputed    {lineage.num_recomputed} steps, lost with the killed attempt and done again
   samples       {lost} lost, {doubled} repeated, {len(wrong)} of {len(lineage.steps)} global batches other than planned
                 (digest of each batch's sample ids in the journal, against manifest and seed)
@@ -167,9 +167,9 @@ def summarise(run: RunDir, data: Path, options: argparse.Namespace) -> int:
   data          {data}
 
   try next
-    {_shown('why', run.name)}
-    {_shown('checkpoint', 'verify', str(run.path))}
-    {_shown('submit', str(run.path.parent.parent / 'job.toml'), '--dry-run')}
+    {_shown("why", run.name)}
+    {_shown("checkpoint", "verify", str(run.path))}
+    {_shown("submit", str(run.path.parent.parent / "job.toml"), "--dry-run")}
 """)
     is_resumed = options.no_fault or (num_attempts == 2 and bool(resumed) and lineage.num_recomputed > 0)
     is_whole = not (lost or doubled or wrong) and lineage.steps[-1].step == options.steps

@@ -49,15 +49,15 @@ class Attachment:
 
     @contextlib.contextmanager
     def phase(self, name: str, limit_s: float | None = None) -> Iterator[None]:
-        """Tell the watchdog what this rank does now, and go back to the phase before at the end."""
+        """Tell the watchdog what this rank does now; an outer phase's limit goes on counting."""
         if self._page is None:
             yield
             return
-        name_before, limit_before = self._page.enter(name, limit_s)
+        key = self._page.enter(name, limit_s)
         try:
             yield
         finally:
-            self._page.enter(name_before, limit_before)
+            self._page.leave(key)
 
 
 def find_attachment(rank: int, environ: Mapping[str, str] | None = None) -> Attachment:

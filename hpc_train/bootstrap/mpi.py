@@ -28,7 +28,7 @@ class MpiWorld(AttachedWorld):
     """
 
     def __init__(self, comm: MPI.Intracomm, attachment: Attachment | None = None) -> None:
-        from mpi4py import MPI  # noqa: PLC0415 - initialises MPI
+        from mpi4py import MPI
 
         own = comm.Dup()
         # Shared memory, not equal host names, tells who is on one node.

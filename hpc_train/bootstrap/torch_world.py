@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TorchWorld(AttachedWorld):
-    """The ranks of the default process group, which must be initialised. Collective to make: a gloo group of its own."""
+    """The ranks of the default process group, which must exist. Collective to make: a gloo group of its own."""
 
     def __init__(self, attachment: Attachment | None = None) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()

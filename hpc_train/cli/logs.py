@@ -26,16 +26,24 @@ def command(reference: str, attempt: int | None, all_attempts: bool, batch: bool
     """Print a run's logs: of its newest attempt, one file a node, then the batch shell's."""
     run = find_run(reference, os.environ)
     files = [] if batch else _rank_logs(run, attempt, all_attempts)
-    files += [submission.batch_log for submission in run.submissions() if submission.batch_log.exists()]
+    files += [submission.batch_log for submission in run.submissions() if submission.batch_log.is_file()]
+    if not files:
+        click.echo(f"run {run.name} has no logs yet; see: hpc-train why {run.name}", err=True)
     for file in files:
         if paths:
             click.echo(str(file))
             continue
         if len(files) > 1:
             click.echo(f"==> {file.relative_to(run.path)} <==")
-            sys.stdout.flush()
-        with open(file, "rb") as source:
-            shutil.copyfileobj(source, sys.stdout.buffer, 1 << 20)
+        _copy(file)
+
+
+def _copy(file: Path) -> None:
+    """The bytes as they are: a program's colours are its own."""
+    sys.stdout.flush()
+    with open(file, "rb") as source:
+        shutil.copyfileobj(source, sys.stdout.buffer, 1 << 20)
+    sys.stdout.buffer.flush()
 
 
 def _rank_logs(run: RunDir, attempt: int | None, all_attempts: bool) -> list[Path]:

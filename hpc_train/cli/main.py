@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
 
 from hpc_train import __version__
-from hpc_train.errors import HpcTrainError
+from hpc_train.cli.text import one_line
+from hpc_train.errors import HpcTrainError, InternalError, UsageError, from_os_error
 
 __all__ = ["cli", "main"]
 
@@ -29,6 +31,7 @@ _COMMANDS = {
     "site": "hpc_train.cli.site",
     "schema": "hpc_train.cli.schema",
 }
+INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 class _LazyGroup(click.Group):
@@ -45,8 +48,18 @@ class _LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"there is no command {args[0]!r}; commands: {', '.join(_COMMANDS)}")
+            raise UsageError(f"there is no command {args[0]!r}; commands: {', '.join(_COMMANDS)}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would print an empty line first
+            print("hpc-train: interrupted", file=sys.stderr)
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:  # `hpc-train logs RUN | head`: the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            ctx.exit(0)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -59,19 +72,22 @@ def main() -> int:
     """Run the command line; returns the exit code. The edge of the process: every known error is one line here."""
     try:
         result = cli.main(prog_name="hpc-train", standalone_mode=False)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         print("hpc-train: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except HpcTrainError as error:
-        print(f"hpc-train: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # `hpc-train logs RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return _tell(error)
     except OSError as error:
-        print(f"hpc-train: error: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
-        return 74
+        return _tell(from_os_error(error, str(error.filename or "a system call")))
+    except Exception as error:  # noqa: BLE001 - the edge of the process
+        traceback.print_exc()
+        return _tell(InternalError(f"a fault of hpc-train, please report it: {type(error).__name__}: {error}"))
     return result if isinstance(result, int) else 0
+
+
+def _tell(error: HpcTrainError) -> int:
+    print(f"hpc-train: error: {one_line(str(error))}", file=sys.stderr)
+    return error.exit_code

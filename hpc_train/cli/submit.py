@@ -30,8 +30,20 @@ _OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--rendezvous", "program.rendezvous", str, "torch: serve env:// programs; none: the program needs none."),
     ("--stop-lead", "recovery.stop_lead", str, "How long before the time limit to ask the program to stop."),
     ("--hang-timeout", "recovery.hang_timeout", str, "A step that takes longer is ended as hung."),
+    ("--backoff", "recovery.backoff", str, "Wait before the next attempt after a failure."),
     ("--max-failures", "recovery.max_failures", int, "Failures in a row without a new checkpoint."),
 ]
+_PROGRAM = "hpc_train.program"
+
+
+class _SubmitCommand(click.Command):
+    """Takes the words after `--` away before click sees them: they are the program's, options and all."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_PROGRAM] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
 
 
 def _with_options(function: Any) -> Any:
@@ -40,44 +52,51 @@ def _with_options(function: Any) -> Any:
     return function
 
 
-@click.command("submit", context_settings={"ignore_unknown_options": False})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOB.TOML] [-- COMMAND ...]")
+@click.command("submit", cls=_SubmitCommand, options_metavar="[OPTIONS]")
+@click.argument("job_files", nargs=-1, metavar="[JOB.TOML] [-- COMMAND ...]")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and submit nothing.")
 @_with_options
 @click.pass_context
-def command(ctx: click.Context, words: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+def command(ctx: click.Context, /, job_files: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     """Submit a job file, or any command with options.
 
     \b
     hpc-train submit job.toml --site slurm
     hpc-train submit --nodes 2 --ranks-per-node 2 -- python train.py --lr 1e-3
+
+    Options win over the job file, and a command after `--` over the file's own.
     """
     flags = {name.replace("__", "."): value for name, value in options.items() if value is not None}
-    job_file, program = _split(words)
+    program = ctx.meta.get(_PROGRAM, [])
     if program:
         flags["program.command"] = tuple(program)
-    if job_file is None and not program:
-        raise UsageError("give a job file, or a command after `--`; see: hpc-train submit --help")
-    loaded = load_job(job_file, flags, os.environ)
-
-    from hpc_train.scheduler.submission import plan_submission, submit  # noqa: PLC0415 - jinja2 and msgspec records
-
+    loaded = load_job(_job_file(job_files, program), flags, os.environ)
     if dry_run:
-        from hpc_train.scheduler.script import render_script  # noqa: PLC0415
+        from hpc_train.scheduler.planning import plan_submission  # jinja2 and more
+        from hpc_train.scheduler.script import render_script
 
-        click.echo(render_script(plan_submission(loaded)), nl=False)
+        # bytes: the script is UTF-8 whatever the terminal is
+        click.echo(render_script(plan_submission(loaded)).encode(), nl=False)
         return
+    from hpc_train.scheduler.submission import submit
+
     done = submit(loaded, os.environ)
     for warning in done.warnings:
         click.echo(f"hpc-train: warning: {warning}", err=True)
-    click.echo(f"run     {done.run.name}")
+    name = done.run.name
+    click.echo(f"run     {name}")
     click.echo(f"job     {done.job_id}")
     click.echo(f"in      {done.run.path}")
-    click.echo(f"watch   hpc-train status {done.run.name} · hpc-train logs {done.run.name} · hpc-train why {done.run.name}")
+    click.echo(f"watch   hpc-train status {name}; hpc-train logs {name}; hpc-train why {name}")
 
 
-def _split(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """Job file and command: a first word that ends in .toml, or that is a file and stands alone, is a job file."""
-    if words and (words[0].endswith(".toml") or (len(words) == 1 and os.path.isfile(words[0]))):
-        return words[0], list(words[1:])
-    return None, list(words)
+def _job_file(words: tuple[str, ...], program: list[str]) -> str | None:
+    """The one job file. Words that look like a command are told where commands go."""
+    if not words:
+        if not program:
+            raise UsageError("give a job file, or a command after `--`; see: hpc-train submit --help")
+        return None
+    if len(words) > 1 or (not words[0].endswith(".toml") and not os.path.isfile(words[0])):
+        remedy = "one job file is allowed, and a command goes after `--`: hpc-train submit -- python train.py"
+        raise UsageError(f"{' '.join(words)[:200]!r} is no job file; {remedy}")
+    return words[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch program uses
+from torch.nn import functional as F
 
 import hpc_train
 
@@ -53,8 +53,8 @@ class Block(nn.Module):
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         x_btd = x_btd + self.merge(mixed.transpose(1, 2).reshape(b, t, d))
-        x_btd = x_btd + self.forward_part(self.norm_2(x_btd))
-        return x_btd
+        after_btd: Tensor = x_btd + self.forward_part(self.norm_2(x_btd))
+        return after_btd
 
 
 class ByteGPT(nn.Module):
@@ -106,7 +106,7 @@ def main() -> None:
     # One discarded pass at every start: a resumed run then equals an uninterrupted one bit for bit.
     train = hpc_train.settled_ddp(model, lambda wrapped: wrapped(example)) if world.size > 1 else model
 
-    torch.manual_seed(options.seed + 1 + world.rank)  # dropout differs between ranks
+    hpc_train.seed_ranks(options.seed, world)  # from here on ranks differ, as their dropout must
     checkpoint = hpc_train.Checkpointer(world=world)
     state = {"model": model, "optimizer": optimizer, "stream": stream}
     per_rank = {"random": hpc_train.rng_state()}

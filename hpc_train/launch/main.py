@@ -6,65 +6,102 @@ the program's process goes on to import anything heavy. Standard library only.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hpc_train.errors import HpcTrainError, SpecError
 from hpc_train.files import read_json, write_atomic
-from hpc_train.launch.guard import parse_python_command, run_guarded
-from hpc_train.launch.identity import Identity, find_identity
-from hpc_train.launch.monitor import Limits, Monitor
+from hpc_train.launch.failure import classify_exception, describe_exception
+from hpc_train.launch.guard import InProcess, command_to_execute, parse_python_command, run_guarded
+from hpc_train.launch.identity import Identity, find_identity, guess_rank
+from hpc_train.launch.kernel import tie_to_parent
+from hpc_train.launch.monitor import Monitor, block_signals, unblock_signals
 from hpc_train.launch.page import RUNNING, Page, attach_page
 from hpc_train.launch.rendezvous import join_rendezvous, start_store_process, torch_is_installed
 from hpc_train.launch.sampler import start_sampler
+from hpc_train.launch.verdict import Limits
 from hpc_train.run.layout import AttemptDir, RunDir
 from hpc_train.run.marks import ExitMark, class_of_code, write_mark
 
-__all__ = ["main"]
+__all__ = ["main", "set_environment"]
 
-_PR_SET_PDEATHSIG = 1
+
+@dataclass(frozen=True)
+class _Start:
+    """What a rank starts with: the submission's launch record, who it is, and where it writes."""
+
+    launch: dict[str, Any]
+    identity: Identity
+    attempt: AttemptDir
+    program: InProcess | None
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        return tuple(self.launch.get("interfaces", ()))
+
+    @property
+    def wants_rendezvous(self) -> bool:
+        return self.launch["rendezvous"] == "torch" and torch_is_installed()
 
 
 def main(argv: list[str]) -> int:
     """Run one rank. `argv`: RUN --submission K --attempt N. Returns the exit code for the launcher."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # inherited by the program: no handler yet must not mean death
-    Monitor.block_signals()
+    block_signals()
     run = RunDir(Path(argv[0]))
-    submission, attempt_number = int(argv[argv.index("--submission") + 1]), int(argv[argv.index("--attempt") + 1])
-    attempt = run.attempt(attempt_number)
-    launch: dict[str, Any] = read_json(run.submission(submission).launch)
+    submission, number = int(argv[argv.index("--submission") + 1]), int(argv[argv.index("--attempt") + 1])
+    attempt = run.attempt(number)
     node = socket.gethostname()
     try:
-        identity = find_identity(launch["launcher"], launch["num_ranks"], launch["ranks_per_node"], os.environ)
-    except SpecError as error:
+        start = _prepare(run, submission, attempt)
+        write_atomic(attempt.ready / str(start.identity.rank), node, durable=False)
+    except (SpecError, OSError, ValueError, KeyError, TypeError) as error:
         return _refuse(attempt, node, error)
-    set_environment(launch, identity, run, attempt)
-    write_atomic(attempt.ready / str(identity.rank), node)
     page = Page()
-    limits = Limits(float(launch["hang_timeout_s"]), poll_s=max(1.0, identity.size / 256))
-    monitor = Monitor(attempt, identity, page, node=node, limits=limits)
-    store = _store_process(launch, identity, attempt)
+    size = start.identity.size
+    limits = Limits(float(start.launch["hang_timeout_s"]), poll_s=max(1.0, size / 256))
+    is_guarded = start.program is not None
+    monitor = Monitor(attempt, start.identity, page, node=node, limits=limits, is_guarded=is_guarded)
+    store = _store_process(start)
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        return _program(launch, identity, attempt, page)
-    try:
-        return monitor.run(child)
-    finally:
-        if store is not None and store.stdin is not None:
-            store.stdin.close()
+        return _program(start, page, parent)
+    code = monitor.run(child, spared=None if store is None else store.pid)
+    if store is not None and store.stdin is not None:
+        store.stdin.close()
+    return code
 
 
-def _refuse(attempt: AttemptDir, node: str, error: SpecError) -> int:
-    rank = next((int(os.environ[n]) for n in ("SLURM_PROCID", "PMIX_RANK") if os.environ.get(n, "").isdecimal()), 0)
-    mark = ExitMark(writer=rank, rank=rank, node=node, failure="launch", cause=str(error), code=78, phase="launch")
-    write_mark(attempt, mark)
-    print(f"hpc-train: rank {rank} on {node} failed: launch: {error}", file=sys.stderr)
-    return 78
+def _prepare(run: RunDir, submission: int, attempt: AttemptDir) -> _Start:
+    """Raises: SpecError if the launcher did not start what was declared; OSError, ValueError, KeyError, TypeError."""
+    launch: dict[str, Any] = read_json(run.submission(submission).launch)
+    identity = find_identity(launch["launcher"], launch["num_ranks"], launch["ranks_per_node"], os.environ)
+    set_environment(launch, identity, run, attempt)
+    return _Start(launch, identity, attempt, parse_python_command(launch["command"], launch["python"]))
+
+
+def _refuse(attempt: AttemptDir, node: str, error: Exception) -> int:
+    if isinstance(error, SpecError):
+        failure, code, cause = "launch", 78, str(error)
+    else:
+        failure, code = classify_exception(error)
+        cause = f"this rank could not start: {describe_exception(error)}"
+        if failure == "program":  # a record that is missing or damaged
+            failure, code = "io", 74
+    rank = guess_rank(os.environ)
+    mark = ExitMark(writer=rank, rank=rank, node=node, failure=failure, cause=cause, code=code, phase="launch")
+    with contextlib.suppress(OSError):
+        write_mark(attempt, mark)
+    print(f"hpc-train: rank {rank} on {node} failed: {failure}: {cause}", file=sys.stderr)
+    return code
 
 
 def set_environment(launch: dict[str, Any], identity: Identity, run: RunDir, attempt: AttemptDir) -> None:
@@ -75,7 +112,7 @@ def set_environment(launch: dict[str, Any], identity: Identity, run: RunDir, att
         "LOCAL_RANK": identity.local_rank,
         "LOCAL_WORLD_SIZE": identity.local_size,
         "GROUP_RANK": identity.node_rank,
-        "GROUP_WORLD_SIZE": -(-identity.size // identity.local_size),
+        "GROUP_WORLD_SIZE": identity.num_nodes,
         "ROLE_RANK": identity.rank,
         "ROLE_WORLD_SIZE": identity.size,
         "ROLE_NAME": "default",
@@ -86,8 +123,9 @@ def set_environment(launch: dict[str, Any], identity: Identity, run: RunDir, att
         "HPC_TRAIN_MPI": launch["mpi"],
         "PYTHONUNBUFFERED": 1,
     }
-    # The signal path interrupts no system call of torch's: but OpenMP threads per rank default to all cores.
+    # OpenMP takes all cores by default, in every rank.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(launch.get("cpus_per_rank") or 1))))
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     os.environ.update({name: str(value) for name, value in values.items()})
     names = {"rank": identity.rank, "local_rank": identity.local_rank, "node_rank": identity.node_rank}
     for name, template in launch.get("environment", {}).items():
@@ -97,41 +135,54 @@ def set_environment(launch: dict[str, Any], identity: Identity, run: RunDir, att
         os.environ[name] = text
 
 
-def _store_process(launch: dict[str, Any], identity: Identity, attempt: AttemptDir) -> Any:
-    is_ours = parse_python_command(launch["command"], launch["python"]) is not None
-    wants_store = launch["rendezvous"] == "torch" and identity.rank == 0 and torch_is_installed()
-    if is_ours or not wants_store:
+def _store_process(start: _Start) -> subprocess.Popen[bytes] | None:
+    if start.program is not None or start.identity.rank != 0 or not start.wants_rendezvous:
         return None
-    return start_store_process(attempt.rendezvous, identity, tuple(launch.get("interfaces", ())))
+    return start_store_process(start.attempt.rendezvous, start.identity, start.interfaces)
 
 
-def _program(launch: dict[str, Any], identity: Identity, attempt: AttemptDir, page: Page) -> int:
-    os.setpgid(0, 0)  # so that the monitor can end everything that the program leaves behind
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    Monitor.unblock_signals()
-    os.chdir(launch["workdir"])
-    program = parse_python_command(launch["command"], launch["python"])
-    store = None
-    try:
-        if launch["rendezvous"] == "torch" and torch_is_installed():
-            store = join_rendezvous(
-                attempt.rendezvous,
-                identity,
-                wanted=tuple(launch.get("interfaces", ())),
-                hosted=program is None,
-                key=str(attempt.number),
-            )
-        if program is None:
-            page.set_state(RUNNING)
-            page.enter("program")
-            os.execvp(launch["command"][0], launch["command"])
-    except (HpcTrainError, OSError) as error:
-        code = error.exit_code if isinstance(error, HpcTrainError) else 78
-        page.last_words(class_of_code(code), f"{type(error).__name__}: {error}")
-        os._exit(code)
+def _program(start: _Start, page: Page, parent: int) -> int:
+    """The forked process: becomes the program. Returns only if that ended cleanly."""
+    os.setpgid(0, 0)  # so that a script and its children can be signalled together
+    tie_to_parent(parent)
     attach_page(page)
-    start_sampler(page)
-    page.enter("program")
-    code = run_guarded(program, page)
-    del store
-    return code
+    unblock_signals()
+    try:
+        os.chdir(start.launch["workdir"])
+        if start.program is not None:
+            start_sampler(page)
+        if start.wants_rendezvous:
+            phase = page.enter("rendezvous")
+            join_rendezvous(
+                start.attempt.rendezvous,
+                start.identity,
+                wanted=start.interfaces,
+                hosted=start.program is None,
+                key=str(start.attempt.number),
+            )
+            page.leave(phase)
+        page.enter("program")
+        if start.program is None:
+            _execute(start, page)
+    except Exception as error:  # noqa: BLE001 - the edge of the process: every end must be told
+        _leave_unstarted(page, error)
+    return run_guarded(start.program, page)
+
+
+def _execute(start: _Start, page: Page) -> NoReturn:
+    page.set_state(RUNNING)
+    command = command_to_execute(start.launch["command"], start.launch["python"])
+    # Python ignores these, and ignored signals are inherited: `yes | head` would not end.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execvp(command[0], command)
+
+
+def _leave_unstarted(page: Page, error: Exception) -> NoReturn:
+    if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        failure, code = class_of_code(78), 78  # no such program, no such working directory
+    else:
+        failure, code = classify_exception(error)
+    text = f"{type(error).__name__}: {error}" if isinstance(error, HpcTrainError | OSError) else ""
+    page.last_words(failure, f"the program could not be started: {text or describe_exception(error)}", code)
+    os._exit(code)

@@ -21,14 +21,17 @@ from hpc_train.files import read_json, write_json
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.network import choose_interface, interface_towards, list_interfaces
 
-__all__ = ["join_rendezvous", "start_store_process"]
+__all__ = ["host_store", "join_rendezvous", "rendezvous_address", "start_store_process", "torch_is_installed"]
 
-WAIT_S = 120.0  # rank 0 imports torch from a cold parallel file system in this time
+# Rank 0 imports torch from a cold parallel file system in this time. Should it fail instead, the launcher ends us.
+WAIT_S = 600.0
+
+_stores: list[Any] = []  # kept to the end of the process: other ranks may still ask while they shut down
 
 
 def rendezvous_address(identity: Identity, wanted: tuple[str, ...]) -> tuple[str, str]:
     """Address and interface name by which the other ranks reach this one (loopback where there is one node)."""
-    if identity.local_size == identity.size:
+    if identity.num_nodes == 1 and identity.local_size == identity.size:
         return "127.0.0.1", "lo"
     chosen = choose_interface(list_interfaces(), wanted)
     if chosen is None:
@@ -38,23 +41,21 @@ def rendezvous_address(identity: Identity, wanted: tuple[str, ...]) -> tuple[str
 
 def host_store(address: str) -> Any:
     """A torch TCPStore that listens on a port the kernel chose. Imports torch; keep the result alive."""
-    from torch.distributed import TCPStore  # noqa: PLC0415 - heavy
+    dist: Any = importlib.import_module("torch.distributed")  # which does not declare the names it gives
+    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
 
-    return TCPStore(address, 0, is_master=True, wait_for_workers=False)
 
-
-def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool, key: str) -> Any:
+def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool, key: str) -> None:
     """Set MASTER_ADDR, MASTER_PORT and the store's variables of this process. Blocks until rank 0 has published.
 
     Args:  path: the attempt's rendezvous record.   hosted: a process of its own hosts the store (not this one).
-    key: prefix of the store's keys, different for each attempt.
-    Returns: the store where this process hosts it (keep it alive), else None.
-    Raises: BootstrapError if rank 0 publishes nothing within WAIT_S.
+    key: number of the attempt: torch prefixes the store's keys with it.
+    Raises: BootstrapError if rank 0 publishes nothing within WAIT_S, or if the node has only loopback.
     """
-    store = None
     if identity.rank == 0 and not hosted:
         address, _ = rendezvous_address(identity, wanted)
         store = host_store(address)
+        _stores.append(store)
         write_json(path, {"address": address, "port": store.port})
     elif not hosted:
         importlib.import_module("torch")  # the program will need it: use the time until rank 0 is up
@@ -64,7 +65,6 @@ def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], 
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     os.environ["TORCHELASTIC_RESTART_COUNT"] = key
     _set_interface(record["address"])
-    return store
 
 
 def _set_interface(address: str) -> None:
@@ -83,6 +83,8 @@ def _await_record(path: Path) -> dict[str, Any]:
             return {"address": str(record["address"]), "port": int(record["port"])}
         except FileNotFoundError:
             pass
+        except (ValueError, KeyError, TypeError) as error:
+            raise BootstrapError(f"{path}: the rendezvous record is damaged ({error})") from error
         if time.monotonic() > deadline:
             raise BootstrapError(f"rank 0 published no rendezvous at {path} within {WAIT_S:.0f} s; see rank 0's log")
         time.sleep(pause)

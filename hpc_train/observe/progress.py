@@ -1,7 +1,7 @@
 """Progress: one call a step that feeds the watchdog and the journal.
 
-Apart because the proof that a resumed run saw the right samples must come from what was read, not from what was planned:
-each rank hands in the digest of its part, and their sum over the ranks is journalled.
+Apart because the proof that a resumed run saw the right samples must come from what was read, not from what was
+planned: each rank hands in the digest of its part, and their sum over the ranks is journalled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Progress:
     def step(self, step: int, *, loss: float | None = None, digest: int | None = None, samples: int = 0) -> None:
         """Step `step` is done. Collective if `digest` is given (then by all ranks).
 
-        Args:  step: counted from 1, the steps done so far.   loss: this rank's; only rank 0's is journalled.
+        Args:  step: counted from 1, the steps done so far.   loss: this rank's; only rank 0's is journalled, and read.
         digest: this rank's share of the global batch's digest (`ShardStream.batch_digest`).   samples: of the global
         batch, for samples/s.
         """
@@ -40,4 +40,6 @@ class Progress:
         whole = None if digest is None else int(self._world.allreduce(digest)) % DIGEST_MODULUS
         now = time.monotonic()
         seconds, self._since = now - self._since, now
-        self._world.record("step", step=step, loss=loss, digest=whole, samples=samples, seconds=round(seconds, 4))
+        if self._world.rank == 0:
+            value = None if loss is None else float(loss)  # a tensor of one element too; on a GPU this waits for it
+            self._world.record("step", step=step, loss=value, digest=whole, samples=samples, seconds=round(seconds, 4))

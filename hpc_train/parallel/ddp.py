@@ -7,6 +7,7 @@ b + a); from four ranks on the last bits differ. One discarded pass at every sta
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -20,19 +21,22 @@ __all__ = ["settled_ddp"]
 def settled_ddp(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], **options: Any) -> DistributedDataParallel:
     """Wrap a module in DDP and run one discarded forward and backward pass, so that its buckets are in place.
 
-    Collective. Afterwards parameters, buffers and random state are as before the call, and gradients are None.
+    Collective. Afterwards parameters and buffers are as DDP's constructor leaves them (by default rank 0's, on every
+    rank), the random states of torch and Python are as before the call, and gradients are None.
 
     Args:  module: on its device.   loss_of: computes a scalar loss through the wrapped module from any batch of the
     usual shape; its values do not matter.   options: for DistributedDataParallel.
     Returns: the wrapped module; load a checkpoint into `.module` after this call or before it, both are right.
     """
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     ddp = DistributedDataParallel(module, **options)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    python_state = random.getstate()
     devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
     with torch.random.fork_rng(devices=devices):
         loss_of(ddp).backward()  # type: ignore[no-untyped-call]
         ddp.zero_grad(set_to_none=True)
         loss_of(ddp).backward()  # type: ignore[no-untyped-call]  # the rebuild happens at the second forward
+    random.setstate(python_state)
     ddp.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in module.named_buffers():

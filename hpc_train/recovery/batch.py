@@ -10,8 +10,9 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
-from hpc_train.errors import HpcTrainError
+from hpc_train.errors import HpcTrainError, from_os_error
 from hpc_train.files import write_json
 from hpc_train.recovery.evidence import decide_attempt, last_cleared_attempt
 from hpc_train.recovery.policy import Decision
@@ -21,12 +22,14 @@ from hpc_train.run.ownership import take_ownership
 
 __all__ = ["begin", "decide", "main"]
 
+_ENDED_FROM_OUTSIDE = ("timeout", "terminated", "node_fail", "unknown")
+
 
 def main(command: str, argv: list[str]) -> int:
     """Run one of the two commands; prints its answer. Returns an exit code that the script passes on."""
-    run = RunDir(Path(argv[0]))
-    submission = int(argv[argv.index("--submission") + 1])
     try:
+        run = RunDir(Path(argv[0]))
+        submission = int(argv[argv.index("--submission") + 1])
         if command == "begin":
             print(begin(run, submission))
         else:
@@ -36,14 +39,18 @@ def main(command: str, argv: list[str]) -> int:
     except HpcTrainError as error:
         print(f"hpc-train {command}: {error}", file=sys.stderr)
         return error.exit_code
-    except (OSError, ValueError, KeyError) as error:
-        print(f"hpc-train {command}: {run.path}: {error}", file=sys.stderr)
+    except OSError as error:
+        known = from_os_error(error, f"{command}: {error.filename or argv[:1]}")
+        print(f"hpc-train {known}", file=sys.stderr)
+        return known.exit_code
+    except (ValueError, IndexError) as error:
+        print(f"hpc-train {command}: {error}", file=sys.stderr)
         return 74
     return 0
 
 
 def begin(run: RunDir, submission: int) -> str:
-    """Start an attempt: "go N TOKEN", or why there is none: "hold 0", "stop CODE".
+    """Start an attempt: "go N TOKEN", or why there is none: "hold CODE", "stop CODE" (0: the run is done or cancelled).
 
     Where no shell lived to decide the attempt before, it is decided here first. Raises: OSError, ValueError.
     """
@@ -53,12 +60,15 @@ def begin(run: RunDir, submission: int) -> str:
     if attempts:
         before = decide_attempt(run, attempts[-1], submission=submission, launcher_code=None)
         asked_again = last_cleared_attempt(read_journal(run)) >= attempts[-1].number
-        if before.word in ("hold", "stop", "done") and not asked_again:
+        # Somebody outside had ended that attempt. That this start happens at all says it was preemption, a node, or an
+        # administrator's requeue, not the time limit: after that Slurm starts nothing by itself.
+        is_outside = before.word == "stop" and before.failure in _ENDED_FROM_OUTSIDE
+        if before.word in ("hold", "stop", "done") and not (asked_again or is_outside):
             print(f"hpc-train: not started again: {before.reason}", file=sys.stderr)
             return f"{'stop' if before.word == 'done' else before.word} {before.code}"
     owner = take_ownership(run)
     attempt = run.attempt(owner.attempt)
-    where = {
+    where: dict[str, Any] = {
         "submission": submission,
         "host": socket.gethostname(),
         "job_id": os.environ.get("SLURM_JOB_ID", ""),

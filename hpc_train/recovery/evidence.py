@@ -11,7 +11,8 @@ import dataclasses
 import os
 from typing import Any
 
-from hpc_train.files import read_json, write_json
+from hpc_train.files import read_json, write_atomic, write_json
+from hpc_train.recovery.launcher_log import MAX_LOG_BYTES, ranks_seen_to_end
 from hpc_train.recovery.policy import Decision, Evidence, Limits, Past, decide
 from hpc_train.run.journal import Event, Journal, read_journal
 from hpc_train.run.layout import AttemptDir, RunDir
@@ -31,50 +32,83 @@ def read_decision(attempt: AttemptDir) -> Decision | None:
 
 
 def read_limits(run: RunDir, submission: int) -> Limits:
-    """The limits that the submission's launch record carries. Raises: OSError, ValueError, KeyError if it is damaged."""
-    launch = read_json(run.submission(submission).launch)
-    ranks_per_node = max(1, int(launch["ranks_per_node"]))
-    return Limits(
-        max_failures=int(launch["max_failures"]),
-        max_attempts=int(launch["max_attempts"]),
-        can_continue=bool(launch["can_continue"]),
-        num_nodes=-(-int(launch["num_ranks"]) // ranks_per_node),
-    )
+    """The limits that the submission's launch record carries. Raises: OSError; ValueError if the record is damaged."""
+    path = run.submission(submission).launch
+    try:
+        launch = read_json(path)
+        num_ranks, ranks_per_node = int(launch["num_ranks"]), max(1, int(launch["ranks_per_node"]))
+        return Limits(
+            max_failures=int(launch["max_failures"]),
+            max_attempts=int(launch["max_attempts"]),
+            can_continue=bool(launch["can_continue"]),
+            num_nodes=-(-num_ranks // ranks_per_node),
+            num_ranks=num_ranks,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: the launch record is damaged ({type(error).__name__}: {error})") from error
 
 
-def gather(run: RunDir, attempt: AttemptDir, launcher_code: int | None) -> Evidence:
-    """Read marks, journal and earlier decisions of a run. Raises: OSError if the run directory cannot be read."""
+def gather(run: RunDir, attempt: AttemptDir, launcher_code: int | None, *, num_ranks: int = 0) -> Evidence:
+    """Read marks, journal and earlier decisions of a run.
+
+    Args:  num_ranks: declared ranks: so many clean ends are a done run, even if nobody lived to write DONE.
+    Raises: OSError if the run directory cannot be read.
+    """
     events = read_journal(run)
     before = [event for event in events if 0 <= event.attempt < attempt.number]
+    marks, finished, ready = read_marks(attempt), set(_names(attempt.finished)), _names(attempt.ready)
+    told = {mark.writer for mark in marks} | finished
     return Evidence(
         attempt=attempt.number,
-        is_done=attempt.done.exists(),
+        is_done=attempt.done.exists() or (num_ranks > 0 and len(finished) >= num_ranks and not _has_marks(attempt)),
         is_cancelled=run.cancelled.exists(),
         launcher_code=launcher_code,
-        marks=read_marks(attempt),
-        silent=_silent_ranks(attempt),
+        marks=marks,
+        silent=[(rank, _node_of_ready(attempt, rank)) for rank in sorted(set(ready) - told)],
         start_step=_newest_commit(before),
         last_commit=_newest_commit([event for event in events if event.attempt <= attempt.number]),
         past=_past(run, attempt.number, last_cleared_attempt(events)),
         stop_reason=_stop_reason(attempt),
+        abrupt=_abrupt_ends(attempt, finished) if marks else (),
+        num_started=len(ready),
+        seen_to_end=_seen_to_end(attempt),
     )
+
+
+def _seen_to_end(attempt: AttemptDir) -> frozenset[int]:
+    try:
+        with open(attempt.launcher_log, "rb") as file:
+            return ranks_seen_to_end(file.read(MAX_LOG_BYTES).decode(errors="replace"))
+    except OSError:
+        return frozenset()
+
+
+def _has_marks(attempt: AttemptDir) -> bool:
+    # Also one that cannot be read speaks against a clean end.
+    with contextlib.suppress(FileNotFoundError):
+        return any(name.startswith("rank-") for name in os.listdir(attempt.exits))
+    return False
+
+
+def _node_of_ready(attempt: AttemptDir, rank: int) -> str:
+    with contextlib.suppress(OSError):
+        return (attempt.ready / str(rank)).read_text(errors="replace").strip()[:255]
+    return ""
+
+
+def _abrupt_ends(attempt: AttemptDir, finished: set[int]) -> list[tuple[int, str]]:
+    found = []
+    for rank in sorted(finished):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            record = read_json(attempt.finished / str(rank), limit=4096)
+            if record.get("abrupt") is True:
+                found.append((float(record["time"]), rank, str(record["node"])))
+    return [(rank, node) for _, rank, node in sorted(found)]
 
 
 def _newest_commit(events: list[Event]) -> int | None:
     steps = [event.fields.get("step") for event in events if event.event == "commit"]
     return max((step for step in steps if isinstance(step, int)), default=None)
-
-
-def _silent_ranks(attempt: AttemptDir) -> list[tuple[int, str]]:
-    ready = _names(attempt.ready)
-    told = {mark.writer for mark in read_marks(attempt)} | set(_names(attempt.finished))
-    silent = []
-    for rank in sorted(set(ready) - told):
-        node = ""
-        with contextlib.suppress(OSError, ValueError):
-            node = (attempt.ready / str(rank)).read_text(errors="replace").strip()[:255]
-        silent.append((rank, node))
-    return silent
 
 
 def _names(directory: os.PathLike[str]) -> list[int]:
@@ -92,7 +126,7 @@ def last_cleared_attempt(events: list[Event]) -> int:
 
 def _past(run: RunDir, before: int, after: int) -> list[Past]:
     decisions = (read_decision(attempt) for attempt in run.attempts() if after < attempt.number < before)
-    return [Past(d.failure, d.signature, d.made_progress) for d in decisions if d is not None]
+    return [Past(d.failure, d.signature, d.made_progress, d.node) for d in decisions if d is not None]
 
 
 def _stop_reason(attempt: AttemptDir) -> str:
@@ -105,11 +139,16 @@ def decide_attempt(run: RunDir, attempt: AttemptDir, *, submission: int, launche
     """Decide an ended attempt, write the decision into it and into the journal, and return it.
 
     Deciding twice gives the first decision again: a late shell must not overrule the attempt that follows.
+    Raises: OSError; ValueError if the submission's launch record is damaged.
     """
     known = read_decision(attempt)
     if known is not None:
         return known
-    decision = decide(gather(run, attempt, launcher_code), read_limits(run, submission))
+    limits = read_limits(run, submission)
+    evidence = gather(run, attempt, launcher_code, num_ranks=limits.num_ranks)
+    decision = decide(evidence, limits)
+    if evidence.is_done and not attempt.done.exists():
+        write_atomic(attempt.done, "all ranks ended cleanly\n")
     record = dataclasses.asdict(decision)
     write_json(attempt.decision, record)
     Journal(run, "decide", attempt.number).append("decision", **record, launcher_code=launcher_code)

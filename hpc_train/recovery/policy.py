@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_train.run.marks import ExitMark, first_cause
+from hpc_train.run.marks import SECONDARY, ExitMark, class_of_code, first_cause
 
 __all__ = ["Decision", "Evidence", "Limits", "Past", "decide"]
 
@@ -26,24 +26,29 @@ _NEVER = {
     "bug": "report the traceback in the log: this is a fault of hpc-train",
 }
 _HOLD = {
+    "out_of_memory": "ask for more memory a rank or make the batch smaller, then: hpc-train requeue RUN",
     "no_space": "free space or raise the quota, then: hpc-train requeue RUN",
     "io": "see to the file system, then: hpc-train requeue RUN",
 }
-_SUSPECT_NODE = ("infrastructure", "hang", "peer_lost", "node_fail")
+# The rank that tells of a lost peer is not the one that was lost: peer_lost blames no node.
+_SUSPECT_NODE = ("infrastructure", "hang", "node_fail")
+_SUSPECT_NODE_IF_TWICE = ("crash", "killed", "unknown")
 
 
 @dataclass(frozen=True)
 class Limits:
     """How often a run may go on.
 
-    Attributes:  max_failures: attempts in a row that failed without a new checkpoint.   max_attempts: in all.
-    can_continue: False where the job file or the site forbids to run again.   num_nodes: of the allocation.
+    Attributes:  max_failures: so many attempts in a row that failed without a new checkpoint hold the run; 0: any
+    failure does.   max_attempts: in all.   can_continue: False where the job file or the site forbids to run again.
+    num_nodes: of the allocation.   num_ranks: declared; 0 if not known.
     """
 
     max_failures: int
     max_attempts: int
     can_continue: bool = True
     num_nodes: int = 1
+    num_ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,19 @@ class Past:
     failure: str
     signature: str
     made_progress: bool
+    node: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What is known of an attempt that has ended.
 
-    Attributes:  is_done: all ranks ended cleanly.   is_cancelled: its user cancelled the run.   launcher_code: exit code
-    of srun or mpirun, None where no shell lived to see it.   start_step: the committed step it could start from.
-    last_commit: newest committed step now.   silent: ranks that wrote neither a mark nor an end, with their nodes.
+    Attributes:  is_done: all ranks ended cleanly.   is_cancelled: its user cancelled the run.   launcher_code: exit
+    code of srun or mpirun, None where no shell lived to see it.   start_step: the committed step it could start from.
+    last_commit: newest committed step now.   silent: ranks that started but wrote neither a mark nor an end, with their
+    nodes.   abrupt: ranks that left with code 0 past every exit hook, with their nodes.   num_started: ranks that
+    started at all.   stop_reason: why the scheduler wanted the attempt to end, "" if it did not.   seen_to_end: ranks
+    whose end the launcher reported.
     """
 
     attempt: int
@@ -74,6 +83,14 @@ class Evidence:
     last_commit: int | None
     past: Sequence[Past]
     stop_reason: str = ""
+    abrupt: Sequence[tuple[int, str]] = ()
+    num_started: int = 0
+    seen_to_end: frozenset[int] = frozenset()
+
+    @property
+    def vanished(self) -> list[tuple[int, str]]:
+        """Silent ranks whose end the launcher did not see either: what is left of a node that went away."""
+        return [(rank, node) for rank, node in self.silent if rank not in self.seen_to_end]
 
     @property
     def made_progress(self) -> bool:
@@ -108,7 +125,7 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
     """The word for an ended attempt. Deterministic; reads nothing but its arguments."""
     if evidence.is_done:
         return Decision("done", "done", "all ranks ended cleanly", last_commit=evidence.last_commit)
-    mark = find_cause(evidence)
+    mark = find_cause(evidence, limits.num_ranks)
     word, reason = ("stop", "cancelled by its user") if evidence.is_cancelled else _word(mark, evidence, limits)
     failure = "cancelled" if evidence.is_cancelled else mark.failure
     exclude = _suspects(mark, evidence, limits) if word == "again" else ()
@@ -128,27 +145,47 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
     )
 
 
-def find_cause(evidence: Evidence) -> ExitMark:
-    """The first cause as a mark, made up from the circumstances where no rank could write one."""
-    mark = first_cause(list(evidence.marks))
-    told_only = mark is None or mark.failure in ("terminated", "peer_lost")
-    if told_only and evidence.silent and (mark is not None or evidence.launcher_code is None):
-        rank, node = evidence.silent[0]
-        others = f" and {len(evidence.silent) - 1} more" if len(evidence.silent) > 1 else ""
+def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
+    """The first cause as a mark, made up from the circumstances where no rank could write one.
+
+    Args:  num_ranks: declared ranks, 0 if not known.
+    """
+    mark = first_cause(evidence.marks)
+    if mark is not None and mark.failure not in SECONDARY:
+        return mark
+    if mark is not None and evidence.abrupt:
+        rank, node = evidence.abrupt[0]
+        cause = "left with code 0 by os._exit, past MPI_Finalize, while other ranks still ran"
+        return ExitMark(writer=-1, rank=rank, node=node, failure="program", cause=cause, code=1)
+    # Where every rank is gone, the launcher itself went down, if it lived to tell: no node stands out.
+    vanished = evidence.vanished
+    if vanished and (evidence.launcher_code is None or len(vanished) < evidence.num_started):
+        rank, node = vanished[0]
+        others = f" and {len(vanished) - 1} more" if len(vanished) > 1 else ""
         cause = f"rank {rank}{others} vanished without a word: node {node} failed, or everything on it was killed"
         return ExitMark(writer=-1, rank=rank, node=node, failure="node_fail", cause=cause, code=76)
-    if told_only and evidence.stop_reason:
+    if evidence.stop_reason:
         step = None if mark is None else mark.step
         cause = f"ended before it could save ({evidence.stop_reason})"
         return ExitMark(writer=-1, rank=-1, node="", failure="timeout", cause=cause, code=143, step=step)
-    if mark is not None:
+    if mark is not None and (mark.failure == "peer_lost" or evidence.num_started >= num_ranks):
         return mark
-    if evidence.launcher_code is None:
-        cause = "the attempt ended without a word from any node"
-        return ExitMark(writer=-1, rank=-1, node="", failure="node_fail", cause=cause, code=76)
+    return _cause_without_marks(evidence, num_ranks)
+
+
+def _cause_without_marks(evidence: Evidence, num_ranks: int) -> ExitMark:
     code = evidence.launcher_code
-    cause = f"the launcher ended with code {code}, but no rank said that it had finished"
-    return ExitMark(writer=-1, rank=-1, node="", failure="unknown", cause=cause, code=code or 1)
+    if code is None:
+        failure, cause = "node_fail", "the attempt ended without a word from any node"
+    elif 0 < evidence.num_started < num_ranks:
+        missing = f"{num_ranks - evidence.num_started} of {num_ranks} ranks never started"
+        failure, cause = "infrastructure", f"{missing}; the log of their nodes may say why (launcher code {code})"
+    else:
+        # Launchers lose codes (srun says 143 for all), but one that stands for a class is not made up.
+        failure = class_of_code(code) if class_of_code(code) != "program" else "unknown"
+        seen = "no rank had started" if num_ranks and not evidence.num_started else "no rank said how it had ended"
+        cause = f"the launcher ended with code {code}, but {seen}"
+    return ExitMark(writer=-1, rank=-1, node="", failure=failure, cause=cause, code=76 if code is None else code or 1)
 
 
 def _word(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, str]:
@@ -171,13 +208,14 @@ def _word(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, str]
     if failure in ("program", "timeout", "unknown", "crash") and not evidence.made_progress:
         if failure in ("program", "timeout"):
             return "stop", "no new checkpoint in this attempt: running the same again would end the same way"
-        if any(past.signature == _signature(mark) and not past.made_progress for past in evidence.past):
+        same = [past for past in evidence.past if past.signature == _signature(mark) and not past.made_progress]
+        if same and not (limits.num_nodes > 1 and _failed_there_before(mark, evidence)):
             return "stop", "the same end as before, without a new checkpoint"
     failures = _failures_in_a_row(evidence)
     if failures >= limits.max_failures:
-        return "hold", f"{failures} failures in a row without a new checkpoint"
+        return "hold", f"{failures} of at most {limits.max_failures} failures in a row without a new checkpoint"
     start = "goes on from the last checkpoint" if evidence.last_commit is not None else "starts again"
-    return "again", f"{start} (failure {failures} of at most {limits.max_failures} without a new checkpoint)"
+    return "again", f"{start} ({failures} of at most {limits.max_failures} failures in a row without a new checkpoint)"
 
 
 def _failures_in_a_row(evidence: Evidence) -> int:
@@ -200,12 +238,21 @@ def _idle_stops(evidence: Evidence) -> int:
 
 
 def _suspects(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, ...]:
-    if limits.num_nodes < 2 or mark.failure not in _SUSPECT_NODE or not mark.node or mark.node == "?":
+    if limits.num_nodes < 2 or not mark.node or mark.node == "?":
         return ()
-    if mark.failure == "peer_lost":  # the rank that tells of a lost peer is not the one that was lost
+    is_suspect = mark.failure in _SUSPECT_NODE and not mark.waits  # who waits for others is not who is stuck
+    if not is_suspect and not _failed_there_before(mark, evidence):
         return ()
-    gone = {node for _, node in evidence.silent} if mark.failure == "node_fail" else {mark.node}
-    return tuple(sorted(gone)) if len(gone) < limits.num_nodes else ()
+    gone = {node for _, node in evidence.vanished} if mark.failure == "node_fail" else {mark.node}
+    return tuple(sorted(gone - {""})) if len(gone) < limits.num_nodes else ()
+
+
+def _failed_there_before(mark: ExitMark, evidence: Evidence) -> bool:
+    """Whether the attempt before ended on the same node: one bad node must not use up all retries."""
+    if mark.failure not in _SUSPECT_NODE_IF_TWICE or not mark.node or not evidence.past:
+        return False
+    before = evidence.past[-1]
+    return before.node == mark.node and before.failure in _SUSPECT_NODE_IF_TWICE
 
 
 def _signature(mark: ExitMark) -> str:

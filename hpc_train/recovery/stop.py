@@ -16,16 +16,20 @@ from typing import Any
 
 from hpc_train.files import read_json
 from hpc_train.launch.page import attached_page
+from hpc_train.run.layout import RunDir
 from hpc_train.world import World
 
 __all__ = ["StopRequest"]
+
+RECORD_PERIOD_S = 10.0  # a look at the run directory every so often costs a shared file system little
 
 
 class StopRequest:
     """Whether this attempt was asked to stop.
 
-    Make it once, early: it installs a handler for SIGUSR2 (only from the main thread), and hears of a signal that came
-    before it existed too, from the launch shim and from the batch shell's record.
+    Make it once, early. Under the launch shim it hears from the rank's monitor, which takes the signal itself;
+    elsewhere it installs a handler for SIGUSR2 (only from the main thread). A request that came before it existed is
+    heard too.
 
     Attributes:  reason: "" until agreed; then e.g. "wall time".
     """
@@ -37,18 +41,29 @@ class StopRequest:
         self.reason = ""
         self._deadline: float | None = None
         run_dir = os.environ.get("HPC_TRAIN_RUN_DIR")
-        self._record = Path(run_dir, f"attempt-{world.attempt:03d}", "stop.json") if run_dir else None
-        if threading.current_thread() is threading.main_thread():
+        self._record = RunDir(Path(run_dir)).attempt(world.attempt).stop if run_dir else None
+        self._next_look = 0.0
+        # No handler where the page tells: spawned data workers inherit SIG_IGN, but would lose a handler and die.
+        if self._page is None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._hear)  # USR2, not USR1: NCCL may use USR1
-        # After the handler: a request recorded before it is found here, one after it arrives as a signal.
-        self._heard = self._heard or (self._record is not None and self._record.exists())
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._heard = True
 
     def heard(self) -> bool:
         """Whether this rank alone has heard of a request. Not collective; other ranks may not know yet."""
-        return self._heard or (self._page is not None and self._page.stop_requested())
+        if not self._heard:
+            told = self._page.stop_requested() if self._page is not None else False
+            self._heard = told or self._is_recorded()
+        return self._heard
+
+    def _is_recorded(self) -> bool:
+        # The record comes before the signal, and also where a wrapper script swallowed that.
+        now = time.monotonic()
+        if self._record is None or now < self._next_look:
+            return False
+        self._next_look = now + RECORD_PERIOD_S
+        return self._record.exists()
 
     def agreed(self) -> bool:
         """Whether any rank has heard of a request: the same answer on all ranks. Collective; call it between steps."""

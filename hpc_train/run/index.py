@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hpc_train.errors import SpecError
@@ -76,17 +76,24 @@ def find_run(reference: str, environ: Mapping[str, str]) -> RunDir:
 
     Raises: SpecError if nothing or more than one thing fits.
     """
-    if os.sep in reference or (Path(reference) / "run.json").exists():
+    if not reference:  # every name begins with "": an unset shell variable would mean the only run there is
+        raise SpecError("no run given: name its directory, its name, or its job id")
+    if os.path.exists(os.path.join(reference, "run.json")):
         return open_run(Path(reference))
     entries = read_index(environ)
-    exact = {path for name, path, job_id in entries if reference in (name, job_id)}
-    begun = {path for name, path, _ in entries if name.startswith(reference)}
-    found = [path for path in sorted(exact or begun) if path.is_dir()]
+    exact = _directories(path for name, path, job_id in entries if reference in (name, job_id))
+    found = exact or _directories(path for name, path, _ in entries if name.startswith(reference))
     if len(found) == 1:
         return open_run(found[0])
     if found:
-        names = ", ".join(path.name for path in found[:5])
-        raise SpecError(f"{reference!r} fits {len(found)} runs ({names}, …); give more of the name, or the path")
+        names = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
+        raise SpecError(f"{reference!r} fits {len(found)} runs ({names}); give more of the name, or the path")
+    if os.sep in reference:
+        return open_run(Path(reference))
     raise SpecError(
         f"no run {reference!r}: give its directory, its name, or its job id (hpc-train status lists the runs)"
     )
+
+
+def _directories(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in sorted(set(paths)) if os.path.isdir(path)]

@@ -7,6 +7,7 @@ by order within an attempt, never by clock: nodes' clocks differ. Standard libra
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -57,17 +58,21 @@ class Journal:
         """Write one event with a single write(2).
 
         Args:  durable: fsync after it. Steps do without: losing the last few lines of a dead node is harmless.
-        Raises: OSError as the system gives it.
+        fields: JSON values; they cannot replace the event's own keys.
+        Raises: OSError as the system gives it; ValueError if the line would be longer than readers take.
         """
-        record = {"event": event, "attempt": self.attempt, "time": round(time.time(), 3), **fields}
+        record = {**fields, "event": event, "attempt": self.attempt, "time": round(time.time(), 3)}
         line = json.dumps(record, allow_nan=True, separators=(",", ":")).encode() + b"\n"
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"journal event {event!r} has {len(line)} bytes; {MAX_LINE_BYTES} are the limit")
         if self._fd is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self.path, flags, 0o666)
             line = self._mend_torn_line(self._fd) + line
         if os.write(self._fd, line) != len(line):
-            raise OSError(28, "short write: no space left", str(self.path))
+            self.close()  # so that the next append mends this torn line
+            raise OSError(errno.ENOSPC, "short write: no space left", str(self.path))
         if durable:
             os.fsync(self._fd)
 

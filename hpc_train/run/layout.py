@@ -88,9 +88,19 @@ class AttemptDir:
         return self.path / "finished"
 
     @property
+    def waiting(self) -> Path:
+        """Directory with one file a rank that waits for others while a peer has ended already."""
+        return self.path / "waiting"
+
+    @property
     def logs(self) -> Path:
         """Directory of the ranks' output."""
         return self.path / "logs"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What srun itself printed: not the ranks' output."""
+        return self.path / "launcher.log"
 
     @property
     def stop(self) -> Path:
@@ -104,7 +114,7 @@ class AttemptDir:
 
     @property
     def done(self) -> Path:
-        """Written by rank 0's monitor once every rank has ended cleanly."""
+        """Written once every rank has ended cleanly: by rank 0's monitor, or by the decision where that was killed."""
         return self.path / "DONE"
 
     @property

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,10 @@ _MARK = re.compile(r"rank-(\d+)\.json")
 class ExitMark:
     """How one rank ended.
 
-    Attributes:  failure: the class.   cause: one line for a person.   code: the exit code it left with (128 + signal for
-    a signal).   step, phase: where the program was, as far as it had said.   rank, node: the rank that failed first as
-    this rank saw it (its own, except when it ended because a peer left early).   writer: the rank that wrote the mark.
-    time: seconds since 1970 on that node's clock.
+    Attributes:  failure: the class.   cause: one line for a person.   code: the exit code it left with (128 + signal
+    for a signal).   step, phase: where the program was, as far as it had said.   rank, node: the rank that failed first
+    as this rank saw it (its own, except when it ended because a peer left early).   writer: the rank that wrote the
+    mark.   time: seconds since 1970 on that node's clock.   waits: whether its main thread waited for other ranks.
     """
 
     writer: int
@@ -75,6 +76,7 @@ class ExitMark:
     step: int | None = None
     phase: str = ""
     time: float = 0.0
+    waits: bool = False
 
 
 def class_of_code(code: int) -> str:
@@ -91,15 +93,18 @@ def class_of_signal(number: int) -> str:
     return "crash"
 
 
-def write_mark(attempt: AttemptDir, mark: ExitMark) -> None:
+def write_mark(attempt: AttemptDir, mark: ExitMark, *, replace: bool = False, durable: bool = True) -> None:
     """Write a rank's mark atomically; a second mark of the same writer does not replace the first.
 
+    Args:  replace: replace it after all: a mark that was written when the end was only announced.   durable: False
+    does not wait for the disk: for that announcement, since SIGKILL may follow within a second.
     Raises: OSError as the system gives it.
     """
     attempt.exits.mkdir(parents=True, exist_ok=True)
     path = attempt.exits / f"rank-{mark.writer}.json"
-    if not path.exists():
-        write_json(path, dataclasses.asdict(dataclasses.replace(mark, time=mark.time or time.time())))
+    if replace or not path.exists():
+        record = dataclasses.asdict(dataclasses.replace(mark, time=mark.time or time.time()))
+        write_json(path, record, durable=durable)
 
 
 def read_marks(attempt: AttemptDir) -> list[ExitMark]:
@@ -109,32 +114,53 @@ def read_marks(attempt: AttemptDir) -> list[ExitMark]:
     except FileNotFoundError:
         return []
     numbered = sorted((int(match[1]), name) for name in names if (match := _MARK.fullmatch(name)))
-    marks = (_parse(attempt, name) for _, name in numbered)
+    marks = (_parse(attempt, name, writer) for writer, name in numbered)
     return [mark for mark in marks if mark is not None]
 
 
-def _parse(attempt: AttemptDir, name: str) -> ExitMark | None:
+def _parse(attempt: AttemptDir, name: str, writer: int) -> ExitMark | None:
     try:
         record: Any = read_json(attempt.exits / name, limit=64 << 10)
         mark = ExitMark(**record)
     except (OSError, ValueError, TypeError):
         return None
-    numbers = (mark.writer, mark.rank, mark.code)
-    return mark if all(type(number) is int for number in numbers) and isinstance(mark.failure, str) else None
+    numbers = (mark.writer, mark.rank, mark.code, 0 if mark.step is None else mark.step)
+    texts = (mark.node, mark.failure, mark.cause, mark.phase)
+    is_sound = (
+        all(type(number) is int for number in numbers)
+        and all(isinstance(text, str) for text in texts)
+        and isinstance(mark.time, int | float)
+        and isinstance(mark.waits, bool)
+        and mark.writer == writer
+    )
+    return mark if is_sound else None
 
 
-def first_cause(marks: list[ExitMark]) -> ExitMark | None:
+def first_cause(marks: Sequence[ExitMark]) -> ExitMark | None:
     """The mark that tells best why the attempt ended: causes before consequences, then the earliest.
 
-    Clocks of nodes differ, so time only decides between marks of the same weight. Among hanging ranks the one that is
-    furthest behind is the one the others wait for.
+    Clocks of nodes differ, so time only decides between marks of the same weight. Where ranks hang, one that did not
+    itself wait for others comes first, then the one furthest behind: the others wait for it. The launcher ends such a
+    rank before its own watchdog speaks, so a rank that was told to end counts too.
     """
+    first = min(marks, key=_weight, default=None)
+    if first is None or first.failure != "hang" or not first.waits:
+        return first
+    told = [mark for mark in marks if mark.failure == "terminated" and not mark.waits]
+    awaited = min(told, key=_weight_of_stuck, default=None)
+    if awaited is None:
+        return first
+    cause = f"rank {first.writer} waited for this rank in vain: {first.cause}"
+    return dataclasses.replace(awaited, failure="hang", cause=cause, code=CODE_OF_CLASS["hang"])
 
-    def weight(mark: ExitMark) -> tuple[int, int, float]:
-        secondary = SECONDARY.index(mark.failure) if mark.failure in SECONDARY else len(SECONDARY)
-        # stopped and hang come on all ranks at once; any other class on another rank explains more
-        told = {"stopped": 2, "hang": 1}.get(mark.failure, 0)
-        behind = mark.step if mark.failure == "hang" and mark.step is not None else 0
-        return (-secondary * 10 + told, behind, mark.time)
 
-    return min(marks, key=weight, default=None)
+def _weight(mark: ExitMark) -> tuple[int, bool, int, float]:
+    consequence = -1 - SECONDARY.index(mark.failure) if mark.failure in SECONDARY else -10
+    # stopped and hang come on all ranks at once; any other class on another rank explains more
+    told = {"stopped": 2, "hang": 1}.get(mark.failure, 0)
+    stuck = _weight_of_stuck(mark) if mark.failure == "hang" else (False, 0, mark.time)
+    return (consequence + told, *stuck)
+
+
+def _weight_of_stuck(mark: ExitMark) -> tuple[bool, int, float]:
+    return (mark.waits, -1 if mark.step is None else mark.step, mark.time)

@@ -1,7 +1,8 @@
 """The `#SBATCH` lines of a job. Pure.
 
 Apart from the script's body because quoting differs: these lines are read by sbatch's own parser, never by a shell. It
-knows quotes and backslashes, and an unquoted blank makes it ignore all later lines without a word.
+knows quotes and backslashes, but a backslash before a blank does not hold it, and an unquoted blank or '#' cuts the
+value short.
 """
 
 from __future__ import annotations
@@ -12,26 +13,37 @@ from hpc_train.errors import SpecError
 from hpc_train.files import refuse_control_characters
 from hpc_train.job.spec import JobSpec
 from hpc_train.quantities import format_walltime
+from hpc_train.run.layout import RunDir, SubmissionDir
+from hpc_train.site.directives import check_directive_text
 from hpc_train.site.spec import Site
 from hpc_train.topology.hostlist import fold
 from hpc_train.topology.placement import Placement
 
-__all__ = ["directive", "make_directives", "output_pattern"]
+__all__ = ["directive", "make_directives", "output_pattern", "submission_token"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@=,+%&|*()\[\]-]+")
+
+
+def submission_token(run: RunDir, submission: SubmissionDir) -> str:
+    """The text in a job's comment by which a submission is found again: "hpc-train:RUN/00"."""
+    return f"hpc-train:{run.name}/{submission.number:02d}"
 
 
 def directive(key: str, value: str | int | None = None) -> str:
     """One sbatch option as its parser reads it back byte for byte.
 
-    Raises: SpecError for control characters. Everything unusual is escaped with a backslash, which sbatch's parser
-    takes off again whether inside quotes or not.
+    Raises: SpecError for control characters, and for the words that sbatch takes for a separator of jobs.
+    Source: tests/slurm/test_sbatch_reads_our_directives.py, against sbatch itself.
     """
     if value is None:
         return f"--{key}"
     text = refuse_control_characters(str(value), f"sbatch option --{key}")
-    quoted = "".join(char if _PLAIN.fullmatch(char) else f"\\{char}" for char in text)
-    return f"--{key}={quoted}"
+    check_directive_text(text, f"sbatch option --{key}", SpecError)
+    if _PLAIN.fullmatch(text):
+        return f"--{key}={text}"
+    # Within double quotes only these two are special; outside, a backslash does not even hold a blank.
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'--{key}="{quoted}"'
 
 
 def output_pattern(path: str) -> str:
@@ -45,7 +57,7 @@ def output_pattern(path: str) -> str:
 
 
 def make_directives(job: JobSpec, site: Site, placement: Placement, *, token: str, log: str) -> list[str]:
-    """All options of a job in a fixed order: what, where, how much, how long, how it ends, then the site's and job's own.
+    """All options of a job in a fixed order: what, where, how much, how long, how it ends, the site's, the job's own.
 
     Args:  token: goes into the comment, so that a submission is found again.   log: the batch shell's output file.
     """

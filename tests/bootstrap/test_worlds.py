@@ -1,0 +1,42 @@
+"""One conformance test for all Worlds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_train.bootstrap.attachment import Attachment
+from hpc_train.bootstrap.solo import AttachedSoloWorld
+from hpc_train.world import SoloWorld, World
+from tests.support.ranks import cases_of, mpi_environment, run_cases
+
+CASES = cases_of("tests.bootstrap.world_cases")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_mpi_worlds_keep_the_promise(ranks: int, tmp_path: Path) -> None:
+    run_cases("tests.bootstrap.world_cases", ranks, tmp_path)
+
+
+@pytest.mark.mpi
+def test_torch_worlds_keep_the_promise(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    argv = [*torchrun, "-m", "tests.bootstrap.torch_ranks", str(out), str(tmp_path)]
+    done = subprocess.run(argv, env=mpi_environment(), capture_output=True, text=True, timeout=120)
+    results = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+    assert results == [dict.fromkeys(CASES, "passed")] * 2, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["solo", "attached"])
+def test_solo_worlds_keep_the_promise(name: str, kind: str, tmp_path: Path) -> None:
+    nowhere = Attachment(None, 0, token="", page=None, writes=False)
+    world: World = SoloWorld() if kind == "solo" else AttachedSoloWorld(nowhere)
+    CASES[name](world, tmp_path)

@@ -1,0 +1,85 @@
+"""What every kind of World promises; the same cases for MPI, torch.distributed and one process alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_train.errors import DataError
+from hpc_train.world import World, on_root
+
+
+def case_is_a_world(world: World, tmp_path: Path) -> None:
+    assert isinstance(world, World)
+    assert world.allgather(world.rank) == list(range(world.size))
+
+
+def case_knows_its_node(world: World, tmp_path: Path) -> None:
+    on_node = [rank for rank, node in enumerate(world.allgather(world.node)) if node == world.node]
+    assert world.local_size == len(on_node)
+    assert world.local_rank == on_node.index(world.rank)
+
+
+def case_is_outside_any_run(world: World, tmp_path: Path) -> None:
+    assert (world.run_dir, world.attempt, world.device) == (None, 0, "cpu")
+    world.fence()
+    world.record("step", step=1)
+
+
+def case_broadcast_gives_every_roots_value(world: World, tmp_path: Path) -> None:
+    for root in range(world.size):
+        value = {"rank": world.rank, "list": [None, 1.5, "ü", b"\x00"]} if world.rank == root else None
+        assert world.broadcast(value, root) == {"rank": root, "list": [None, 1.5, "ü", b"\x00"]}
+    assert world.broadcast(None) is None
+
+
+def case_allgather_keeps_rank_order_and_kinds(world: World, tmp_path: Path) -> None:
+    values = [None, 2.5, ("a", 1), "x" * 100_000]
+    assert world.allgather(values[world.rank % 4]) == [values[rank % 4] for rank in range(world.size)]
+
+
+def case_allreduce_of_integers_is_exact(world: World, tmp_path: Path) -> None:
+    large = (1 << 60) + world.rank  # beyond what a float holds
+    assert world.allreduce(large, "max") == (1 << 60) + world.size - 1
+    assert world.allreduce(large, "min") == 1 << 60
+    assert world.allreduce((1 << 55) + world.rank) == world.size * (1 << 55) + sum(range(world.size))
+    assert isinstance(world.allreduce(1), int)
+
+
+def case_allreduce_of_floats(world: World, tmp_path: Path) -> None:
+    assert world.allreduce(0.5 * world.rank, "max") == 0.5 * (world.size - 1)
+    assert world.allreduce(0.5) == 0.5 * world.size
+    assert isinstance(world.allreduce(0.5), float)
+
+
+def case_barrier_waits_for_all(world: World, tmp_path: Path) -> None:
+    (tmp_path / str(world.rank)).touch()
+    world.barrier()
+    assert len(list(tmp_path.iterdir())) == world.size
+    world.barrier()
+
+
+def case_on_root_gives_its_value_to_all(world: World, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def act() -> int:
+        calls.append(world.rank)
+        return 42
+
+    assert on_root(world, act) == 42
+    assert calls == ([0] if world.rank == 0 else [])
+
+
+def case_on_root_raises_the_same_error_on_all(world: World, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise DataError("shard-3.h5: damaged")
+
+    with pytest.raises(DataError, match="damaged"):
+        on_root(world, fail)
+    assert world.allgather(1) == [1] * world.size  # nobody was left behind
+
+
+def case_phases_nest(world: World, tmp_path: Path) -> None:
+    with world.phase("outer", 60), world.phase("inner"):
+        world.barrier()

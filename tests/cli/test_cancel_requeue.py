@@ -1,0 +1,184 @@
+"""`cancel` and `requeue` against a Slurm of stand-ins: in which order things happen, and what stays."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpc_train.run.journal import read_journal
+from hpc_train.run.layout import RunDir
+from tests.cli.conftest import Shell
+from tests.scheduler.making import make_attempt, recorded, wait_for, write_program
+
+
+@pytest.fixture
+def run(shell: Shell) -> RunDir:
+    """A run that Slurm runs as job 7."""
+    shell.queue("7|RUNNING|n1|None")
+    return shell.make_run("r", "7")
+
+
+def calls(shell: Shell) -> list[str]:
+    return recorded(shell.bin / "calls")
+
+
+def events(run: RunDir) -> list[str]:
+    return [event.event for event in read_journal(run)]
+
+
+def test_cancel_marks_the_run_before_it_asks_the_scheduler(shell: Shell, run: RunDir) -> None:
+    # A job that asks for its requeue at this very instant finds the mark when it starts.
+    write_program(
+        shell.bin, "squeue", f'[ -e "{run.cancelled}" ] && echo marked >>"{shell.bin}/calls"; cat "${{0%/*}}/queue"'
+    )
+    assert shell.ok("cancel", "r") == f"r cancelled; its checkpoints stay in {run.path}\n"
+    assert calls(shell) == ["marked", "scancel 7"]
+    assert events(run) == ["cancelled"]
+
+
+def test_cancel_twice_is_said_to_be_so(shell: Shell, run: RunDir) -> None:
+    shell.ok("cancel", "r")
+    shell.queue("7|CANCELLED by 0|n1|None")
+    assert shell.ok("cancel", "r") == "r was cancelled already\n"
+    assert events(run) == ["cancelled"]
+
+
+def test_cancel_of_a_completed_run_says_so_and_leaves_it_completed(shell: Shell, run: RunDir) -> None:
+    make_attempt(run, word="done", failure="done")
+    shell.queue("7|COMPLETED|n1|None")
+    assert shell.ok("cancel", "r") == "r had completed; nothing to cancel\n"
+    assert shell.json("status", "r")[0]["state"] == "completed"
+    assert calls(shell) == []
+
+
+def test_cancel_of_a_held_run_takes_it_out_of_the_queue(shell: Shell, run: RunDir) -> None:
+    make_attempt(run, word="hold", failure="no_space")
+    shell.queue("7|PENDING||JobHeldUser")
+    shell.ok("cancel", "r")
+    assert calls(shell) == ["scancel 7"]
+    assert shell.json("status", "r")[0]["state"] == "cancelled"
+
+
+def test_cancel_of_a_run_that_was_never_submitted_marks_it(shell: Shell) -> None:
+    run = shell.make_run("r")
+    shell.ok("cancel", "r")
+    assert run.cancelled.exists()
+
+
+def test_a_cancel_that_cannot_reach_the_scheduler_says_what_holds_all_the_same(shell: Shell, run: RunDir) -> None:
+    for name in ("squeue", "scancel"):
+        write_program(shell.bin, name, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    line = shell.fails(69, "cancel", "r")
+    assert line.startswith("r does not start again, but its job 7 may still run: scancel failed")
+    assert run.cancelled.exists()
+
+
+def test_a_cancel_that_fails_does_not_stop_the_next(shell: Shell, run: RunDir) -> None:
+    shell.make_run("s", "8")
+    write_program(shell.bin, "scancel", f'echo "scancel $1" >>"{shell.bin}/calls"; [ "$1" = 8 ]')
+    done = shell.run("cancel", "r", "s")
+    assert done.returncode == 69
+    assert done.stdout.startswith("s cancelled")
+    assert [call for call in calls(shell) if call.startswith("scancel")] == ["scancel 7", "scancel 8"]
+
+
+@pytest.mark.parametrize(
+    ("queued", "call"),
+    [
+        ("7|PENDING||JobHeldUser", "scontrol release 7"),
+        ("7|FAILED|n1|NonZeroExitCode", "scontrol requeue 7"),
+        ("7|CANCELLED by 0|n1|None", "scontrol requeue 7"),
+    ],
+)
+def test_requeue_takes_the_job_that_slurm_still_has(shell: Shell, run: RunDir, queued: str, call: str) -> None:
+    make_attempt(run, word="stop")
+    run.cancelled.touch()
+    shell.queue(queued)
+    assert shell.ok("requeue", "r") == "r goes on as job 7\n"
+    assert calls(shell) == [call]
+    assert not run.cancelled.exists()
+    asked = read_journal(run)[-1]
+    assert (asked.event, asked.fields["after_attempt"]) == ("requeue_asked", 0)
+
+
+def test_requeue_of_a_run_that_slurm_forgot_is_a_new_job(shell: Shell) -> None:
+    out = shell.ok("submit", "--site", "slurm-cluster", "--", "python", "train.py")
+    run = RunDir(Path(out.splitlines()[2].split(maxsplit=1)[1]))
+    make_attempt(run, word="stop")
+    write_program(shell.bin, "scontrol", "echo 'Invalid job id specified' >&2; exit 1")
+    write_program(shell.bin, "sbatch", "echo 4712")
+    assert shell.ok("requeue", run.name) == f"{run.name} goes on as job 4712\n"
+    shell.queue("4712|PENDING||Priority")
+    (status,) = shell.json("status", "4712")
+    assert (status["run"], status["state"], status["job_id"]) == (run.name, "pending", "4712")
+
+
+@pytest.mark.parametrize(
+    ("queued", "said"),
+    [
+        ("7|RUNNING|n1|None", "its job 7 is running; it goes on by itself"),
+        ("7|PENDING||Priority", "its job 7 is pending; it goes on by itself"),
+        ("7|COMPLETING|n1|None", "its job 7 is completing; ask again once it has ended"),
+    ],
+)
+def test_requeue_of_a_live_run_is_refused(shell: Shell, run: RunDir, queued: str, said: str) -> None:
+    shell.queue(queued)
+    assert said in shell.fails(78, "requeue", "r")
+    assert calls(shell) == [] and events(run) == []
+
+
+def test_requeue_of_a_completed_run_is_refused(shell: Shell, run: RunDir) -> None:
+    make_attempt(run, word="done", failure="done")
+    shell.queue("7|COMPLETED|n1|None")
+    assert "has completed; there is nothing left to do" in shell.fails(78, "requeue", "r")
+
+
+def test_requeue_of_a_run_that_may_be_running_is_refused(shell: Shell, run: RunDir) -> None:
+    write_program(shell.bin, "squeue", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
+    assert "Socket timed out" in shell.fails(69, "requeue", "r")
+    assert calls(shell) == []
+
+
+def test_a_cancelled_run_whose_requeue_fails_stays_cancelled(shell: Shell, run: RunDir) -> None:
+    run.cancelled.touch()
+    shell.queue("7|CANCELLED by 0|n1|None")
+    write_program(shell.bin, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    shell.fails(69, "requeue", "r")
+    assert run.cancelled.exists()
+
+
+def test_an_interrupt_is_one_line_and_130(shell: Shell, run: RunDir) -> None:
+    write_program(shell.bin, "squeue", f': >"{shell.bin}/asked"; exec sleep 60')
+    process = subprocess.Popen(
+        shell.argv("status"),
+        cwd=shell.directory,
+        env=shell.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for((shell.bin / "asked").exists, "squeue is asked")
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=30)
+    assert (process.returncode, out, said) == (130, "", "hpc-train: interrupted\n")
+
+
+def test_an_interrupted_submit_leaves_nothing(shell: Shell) -> None:
+    write_program(shell.bin, "sbatch", f': >"{shell.bin}/asked"; exec sleep 60')
+    before = shell.contents()
+    process = subprocess.Popen(
+        shell.argv("submit", "--site", "slurm-cluster", "--", "python", "train.py"),
+        cwd=shell.directory,
+        env=shell.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for((shell.bin / "asked").exists, "sbatch is asked")
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=30)
+    assert (process.returncode, out, said) == (130, "", "hpc-train: interrupted\n")
+    assert shell.contents() == before

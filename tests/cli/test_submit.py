@@ -1,0 +1,105 @@
+"""`hpc-train submit`: job files, commands, and what wins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+JOB = '[job]\nname = "from file"\nnodes = 2\n[program]\ncommand = ["python", "train.py", "--file"]\n'
+
+
+@pytest.fixture
+def job(shell: Shell) -> Path:
+    """A job file of two nodes."""
+    path = shell.directory / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def submitted(shell: Shell, *words: str) -> Path:
+    """Submit to the cluster of the tests; the run directory."""
+    out = shell.ok("submit", "--site", "slurm-cluster", *words)
+    return Path(next(line for line in out.splitlines() if line.startswith("in ")).split(maxsplit=1)[1])
+
+
+def command_of(run: Path) -> list[str]:
+    """What the ranks will run."""
+    command: list[str] = json.loads((run / "submission-00" / "launch.json").read_text())["command"]
+    return command
+
+
+def test_a_job_file_becomes_a_job(shell: Shell, job: Path) -> None:
+    out = shell.ok("submit", "job.toml", "--site", "slurm-cluster")
+    run, job_id, where, watch = (line.split(maxsplit=1)[1] for line in out.splitlines())
+    assert (job_id, where) == ("4711", str(shell.directory / "runs" / run))
+    assert watch == f"hpc-train status {run}; hpc-train logs {run}; hpc-train why {run}"
+    assert command_of(Path(where)) == ["python", "train.py", "--file"]
+    assert (shell.bin / "submitted").read_text() == f"--parsable {where}/submission-00/script.sbatch\n"
+
+
+def test_a_command_becomes_a_job_with_every_word_its_own(shell: Shell) -> None:
+    words = ["python", "train.py", "--lr", "1e-3", "--name", "x", "a b", "$HOME", "--", "-h", "lr=1e-3; echo"]
+    assert command_of(submitted(shell, "--nodes", "3", "--", *words)) == words
+
+
+def test_flags_win_over_the_file_and_the_command_over_its_own(shell: Shell, job: Path) -> None:
+    run = submitted(shell, "job.toml", "--nodes", "4", "--", "python", "train.py", "--flag")
+    assert command_of(run) == ["python", "train.py", "--flag"]
+    placement = json.loads((run / "submission-00" / "placement.json").read_text())
+    assert placement["num_nodes"] == 4
+    origins = json.loads((run / "run.json").read_text())["origins"]
+    assert origins["job.nodes"] == "flag --nodes"
+    assert origins["job.name"] == "job.toml:[job].name"
+
+
+def test_an_empty_command_leaves_the_files_own(shell: Shell, job: Path) -> None:
+    assert command_of(submitted(shell, "job.toml", "--")) == ["python", "train.py", "--file"]
+
+
+def test_a_flag_of_the_program_without_dashes_before_is_not_ours(shell: Shell) -> None:
+    done = shell.run("submit", "python", "train.py", "--lr", "1")
+    assert done.returncode == 2
+    assert "--lr" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["it's", 'say "hi"', "50% off", "../up", "a b", "#1", "größe", "-x", "$HOME", "`id`;"])
+def test_a_name_arrives_as_it_is_and_its_directory_is_a_slug(shell: Shell, name: str) -> None:
+    run = submitted(shell, f"--name={name}", "--", "python", "train.py")
+    assert run.parent == shell.directory / "runs"
+    assert not set(run.name) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
+    (status,) = shell.json("status", run.name)
+    assert (status["name"], status["run"]) == (name, run.name)
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(shell: Shell, job: Path) -> None:
+    before = shell.contents()
+    script = shell.ok("submit", "job.toml", "--site", "slurm-cluster", "--dry-run")
+    assert '#SBATCH --job-name="from file"' in script.splitlines()
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=10).stderr == ""
+    assert shell.contents() == before
+    assert not list(Path(shell.environ["HOME"]).rglob("*"))
+    assert not (shell.bin / "submitted").exists()
+
+
+def test_a_dry_run_is_the_script_that_a_submit_writes(shell: Shell, job: Path) -> None:
+    shown = shell.ok("submit", "job.toml", "--site", "slurm-cluster", "--dry-run")
+    run = submitted(shell, "job.toml")
+    shown_name = next(line for line in shown.splitlines() if line.startswith("# Rendered")).split()[6].rstrip(",")
+    assert shown.replace(shown_name, run.name) == (run / "submission-00" / "script.sbatch").read_text()
+
+
+def test_a_dry_run_is_utf_8_in_any_locale(shell: Shell) -> None:
+    argv = shell.argv("submit", "--name", "größe", "--site", "slurm", "--dry-run", "--", "python", "train.py")
+    environ = {**shell.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(argv, cwd=shell.directory, env=environ, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert '--job-name="größe"'.encode() in done.stdout
+
+
+def test_a_dry_run_refuses_what_a_submit_would(shell: Shell, job: Path) -> None:
+    assert "at most 8" in shell.fails(78, "submit", "job.toml", "--site", "slurm-cluster", "--nodes", "9", "--dry-run")

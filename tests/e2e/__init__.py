@@ -1,0 +1,1 @@
+"""The whole chain on real parts: submit, crash, requeue, resume."""

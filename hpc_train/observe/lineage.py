@@ -28,8 +28,8 @@ class StepRecord:
 class Lineage:
     """The steps that the newest state of the model rests on.
 
-    Attributes:  steps: in order, one record a step, the last attempt that did it.   num_recomputed: steps that were done
-    before and done again, because a failure came after the last commit.   resumed: per attempt the step it started
+    Attributes:  steps: in order, one record a step, of the last attempt that did it.   num_recomputed: steps that were
+    done before and done again, because a failure came after the last commit.   resumed: per attempt the step it started
     from (0: from nothing).   missing: steps between 1 and the last that no surviving attempt recorded.   doubled: steps
     that one attempt recorded twice.
     """

@@ -32,9 +32,9 @@ INTERPRETER = """
 here=${0%/*}
 [ "$1 $2" = "-m hpc_train" ] || exit 99
 case $3 in
-  begin) : >"$here/begun"; . "$here/begin" ;;
+  begin) : >"$here/begun"; [ -e "$4/cancelled" ] || mkdir -p "$4/attempt-000/ready"; . "$here/begin" ;;
   decide) . "$here/decide" ;;
-  run) mkdir -p "$4/attempt-000/ready"; . "$here/rank" ;;
+  run) . "$here/rank" ;;
 esac
 """
 # A rank that takes the warning and leaves as one does that has saved.
@@ -156,6 +156,13 @@ def test_each_word_of_the_decision_has_its_act(stage: Stage, answer: str, code: 
     stage.answers(decide=f"echo A greeting of the site; echo {answer}")
     assert stage.finish()[0] == code
     assert stage.calls[1:] == calls
+
+
+def test_the_launchers_own_words_are_kept_for_the_decision_and_shown(stage: Stage) -> None:
+    stage.answers(
+        rank="echo 'srun: error: n1: task 0: Killed' >&2", decide='cat "$4/attempt-000/launcher.log" >&2; echo done'
+    )
+    assert stage.finish() == (0, "srun: error: n1: task 0: Killed\n" * 2)
 
 
 def test_a_restarted_job_uses_up_the_step_numbers_of_its_earlier_starts(stage: Stage) -> None:

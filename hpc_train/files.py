@@ -11,17 +11,20 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_train.errors import SpecError
+from hpc_train.errors import HpcTrainError, SpecError
 
 __all__ = [
     "append_line",
     "fsync_dir",
     "has_control_characters",
+    "parse_record",
     "read_json",
     "read_text",
+    "record_text",
     "refuse_control_characters",
     "slug",
     "write_atomic",
@@ -117,6 +120,28 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not allowed in JSON here")
+
+
+def record_text(kind: str, version: int, values: Mapping[str, Any]) -> str:
+    """A JSON record that says what it is: `format` and `version` before its values, in their order."""
+    record = {"format": kind, "version": version, **values}
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def parse_record(text: str, where: str, *, kind: str, version: int, error: type[HpcTrainError]) -> dict[str, Any]:
+    """The values of a record that `record_text` wrote, without `format` and `version`.
+
+    Raises: `error` for text that is not JSON, not a record of this kind, or one of another version.
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{where}: not JSON: {cause}") from cause
+    if not isinstance(record, dict) or record.pop("format", None) != kind:
+        raise error(f"{where}: not a record of format {kind!r}")
+    if record.pop("version", None) != version:
+        raise error(f"{where}: another version than {version}; read it with the hpc-train that wrote it")
+    return record
 
 
 def append_line(path: str | os.PathLike[str], line: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["SoloWorld", "World", "on_root"]
+__all__ = ["SoloCollectives", "SoloWorld", "World", "on_root"]
 
 T = TypeVar("T")
 
@@ -72,20 +72,8 @@ class World(Protocol):
         """Tell the watchdog what this rank does now; after `limit_s` (None: the run's limit) it ends the rank."""
 
 
-class SoloWorld:
-    """A World of one process outside any run: for laptops, notebooks and tools."""
-
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
-    attempt = 0
-    run_dir: Path | None = None
-    mpi: Any = None
-
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
-        self.node = socket.gethostname()
+class SoloCollectives:
+    """Collectives of one rank: each returns at once."""
 
     def barrier(self) -> None:
         """Nothing to wait for."""
@@ -101,6 +89,22 @@ class SoloWorld:
     def allreduce(self, value: int | float, op: str = "sum") -> int | float:
         """The value itself."""
         return value
+
+
+class SoloWorld(SoloCollectives):
+    """A World of one process outside any run: for laptops, notebooks and tools."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    attempt = 0
+    run_dir: Path | None = None
+    mpi: Any = None
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.node = socket.gethostname()
 
     def fence(self) -> None:
         """Nobody else owns anything."""

@@ -5,7 +5,6 @@ Apart from the record because only submit-side commands read those; everything a
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 import types
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from hpc_train.errors import SpecError, UsageError
+from hpc_train.files import parse_record, record_text
 from hpc_train.job.checks import check_job_value
 from hpc_train.job.precedence import Layer, lay_over
 from hpc_train.job.spec import JOB_FORMAT, JOB_VERSION, JobSpec
@@ -113,8 +113,7 @@ def variable_of(dotted: str) -> str:
 
 def job_to_json(spec: JobSpec) -> str:
     """The request as the JSON record job.json, with format and version."""
-    record = {"format": JOB_FORMAT, "version": JOB_VERSION, **msgspec.to_builtins(spec)}
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    return record_text(JOB_FORMAT, JOB_VERSION, msgspec.to_builtins(spec))
 
 
 def job_from_json(text: str, where: str = "job.json") -> JobSpec:
@@ -122,14 +121,7 @@ def job_from_json(text: str, where: str = "job.json") -> JobSpec:
 
     Raises: SpecError for anything that is not such a record.
     """
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise SpecError(f"{where}: not JSON: {cause}") from cause
-    if not isinstance(record, dict) or record.pop("format", None) != JOB_FORMAT:
-        raise SpecError(f"{where}: not a record of format {JOB_FORMAT!r}")
-    if record.pop("version", None) != JOB_VERSION:
-        raise SpecError(f"{where}: another version than {JOB_VERSION}; read it with the hpc-train that wrote it")
+    record = parse_record(text, where, kind=JOB_FORMAT, version=JOB_VERSION, error=SpecError)
     layer = _from_table(record, where, where)
     if "program.command" not in layer.values:
         raise SpecError(f"{where}: [program].command is missing")

@@ -6,7 +6,6 @@ Apart from the record because only submit-side commands read files; everything a
 from __future__ import annotations
 
 import importlib.resources
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from hpc_train.errors import SiteError
+from hpc_train.files import parse_record, record_text
 from hpc_train.quantities import shown
 from hpc_train.site.checks import check_site, check_site_value
 from hpc_train.site.spec import SITE_FORMAT, SITE_VERSION, Site
@@ -103,8 +103,7 @@ def load_site(name: str, environ: Mapping[str, str]) -> LoadedSite:
 
 def site_to_json(site: Site) -> str:
     """The site as the JSON record site.json, with format and version."""
-    record = {"format": SITE_FORMAT, "version": SITE_VERSION, **msgspec.to_builtins(site)}
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    return record_text(SITE_FORMAT, SITE_VERSION, msgspec.to_builtins(site))
 
 
 def site_from_json(text: str, where: str = "site.json") -> Site:
@@ -112,14 +111,7 @@ def site_from_json(text: str, where: str = "site.json") -> Site:
 
     Raises: SiteError for anything that is not such a record.
     """
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise SiteError(f"{where}: not JSON: {cause}") from cause
-    if not isinstance(record, dict) or record.pop("format", None) != SITE_FORMAT:
-        raise SiteError(f"{where}: not a record of format {SITE_FORMAT!r}")
-    if record.pop("version", None) != SITE_VERSION:
-        raise SiteError(f"{where}: another version than {SITE_VERSION}; read it with the hpc-train that wrote it")
+    record = parse_record(text, where, kind=SITE_FORMAT, version=SITE_VERSION, error=SiteError)
     flat = flatten(record, Site, where, SiteError)
     return _build({key: value for key, value in flat.items() if value is not None}, where)
 

@@ -6,13 +6,13 @@ scheduler hours later, or never, are said at submit. Pure: data in, data or one 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from hpc_train.errors import SpecError
+from hpc_train.files import parse_record, record_text
 from hpc_train.job.spec import JobSpec
 from hpc_train.quantities import format_duration, format_walltime, parse_duration, parse_memory, parse_walltime
 from hpc_train.site.spec import Queue, Site
@@ -86,8 +86,7 @@ def plan_placement(job: JobSpec, site: Site, *, origins: Mapping[str, str] | Non
 
 def placement_to_json(placement: Placement) -> str:
     """The placement as the JSON record placement.json, with format and version."""
-    record = {"format": PLACEMENT_FORMAT, "version": PLACEMENT_VERSION, **msgspec.to_builtins(placement)}
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    return record_text(PLACEMENT_FORMAT, PLACEMENT_VERSION, msgspec.to_builtins(placement))
 
 
 def placement_from_json(text: str, where: str = "placement.json") -> Placement:
@@ -95,14 +94,7 @@ def placement_from_json(text: str, where: str = "placement.json") -> Placement:
 
     Raises: SpecError for anything that is not such a record.
     """
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise SpecError(f"{where}: not JSON: {cause}") from cause
-    if not isinstance(record, dict) or record.pop("format", None) != PLACEMENT_FORMAT:
-        raise SpecError(f"{where}: not a record of format {PLACEMENT_FORMAT!r}")
-    if record.pop("version", None) != PLACEMENT_VERSION:
-        raise SpecError(f"{where}: another version than {PLACEMENT_VERSION}; read it with the hpc-train that wrote it")
+    record = parse_record(text, where, kind=PLACEMENT_FORMAT, version=PLACEMENT_VERSION, error=SpecError)
     try:
         return msgspec.convert(record, Placement)
     except msgspec.ValidationError as cause:

@@ -7,13 +7,17 @@ torch.distributed or a single process, tests make them too, and another trainer 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["SoloCollectives", "SoloWorld", "World", "on_root"]
+from hpc_train.errors import UsageError
+
+__all__ = ["SoloCollectives", "SoloWorld", "World", "alone", "on_root"]
 
 T = TypeVar("T")
 
@@ -116,6 +120,25 @@ class SoloWorld(SoloCollectives):
     def phase(self, name: str, limit_s: float | None = None) -> Iterator[None]:
         """No watchdog outside a run."""
         yield
+
+
+def alone(what: str) -> SoloWorld:
+    """The World of a piece that was given none: this process, unless it is one of several ranks.
+
+    Raises: UsageError under torchrun, mpirun or srun with more than one rank, and beside an initialised process group
+    of several: each rank would take itself for the whole run, and write over the others' files without a word.
+    """
+    names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    sizes = [int(text) for name in names if (text := os.environ.get(name, "")).isdecimal()]
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        sizes.append(dist.get_world_size())
+    if max(sizes, default=1) > 1:
+        raise UsageError(
+            f"{what} was given no world, but this is one of {max(sizes)} ranks: pass world=hpc_train.init(), or "
+            "world=hpc_train.SoloWorld() if each rank really works alone"
+        )
+    return SoloWorld()
 
 
 def on_root(world: World, act: Callable[[], T]) -> T:

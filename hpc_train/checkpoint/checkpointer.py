@@ -20,7 +20,7 @@ from hpc_train.checkpoint.root import Root
 from hpc_train.checkpoint.saving import SaveRequest, save
 from hpc_train.checkpoint.writers import WRITERS
 from hpc_train.errors import CheckpointError, UsageError
-from hpc_train.world import SoloWorld, World, on_root
+from hpc_train.world import World, alone, on_root
 
 __all__ = ["Checkpointer"]
 
@@ -47,7 +47,7 @@ class Checkpointer:
         keep: int | None = 3,
         writer: str = "auto",
     ) -> None:
-        self._world: World = SoloWorld() if world is None else world
+        self._world: World = alone("Checkpointer") if world is None else world
         run_dir = self._world.run_dir
         if root is None and run_dir is None:
             raise UsageError("Checkpointer(root=None) outside a run: give the directory for the checkpoints")
@@ -56,7 +56,7 @@ class Checkpointer:
         if writer not in WRITERS:
             raise UsageError(f"writer = {writer!r}; allowed: {', '.join(WRITERS)}")
         self.root = Path(root) if root is not None else Path(str(run_dir)) / "checkpoints"
-        self._root = Root(self.root, "standalone" if run_dir is None else str(run_dir.resolve()))
+        self._root = Root(self.root, _owner(self.root, run_dir))
         self._keep, self._writer = keep, writer
         self._damaged: set[int] = set()
         self._left_newer = False
@@ -189,3 +189,12 @@ class Checkpointer:
             f"{opened.path}: saved by {saved} ranks, loaded on {self._world.size}: state that each rank had for itself"
             ' (per_rank) has no owner here; load with the same number of ranks, or with per_rank_on_resize="skip"'
         )
+
+
+def _owner(root: Path, run_dir: Path | None) -> str:
+    """Who saves in a root, in the words of its owner record."""
+    if run_dir is None:
+        return "standalone"
+    # Not the path where the root lies in the run's own directory: that may be moved between two attempts.
+    is_inside = root.resolve().is_relative_to(run_dir.resolve())
+    return "the run in whose directory this lies" if is_inside else str(run_dir.resolve())

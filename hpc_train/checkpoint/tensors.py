@@ -47,6 +47,9 @@ def describe_tensor(value: Any, path: str) -> tuple[str, Spec] | None:
                 f"state {path!r}: {type(value).__name__} ({value.layout}, device {value.device}) cannot be saved; only"
                 " plain dense tensors on cpu or cuda: save its local or full tensor instead"
             )
+        if any(stride == 0 and dim > 1 for stride, dim in zip(value.stride(), value.shape, strict=True)):
+            # Told at the first save, not at the resume, which could not copy into it.
+            raise CheckpointError(f"state {path!r}: its elements share memory (expand); use its .clone() instead")
         if dtype is None:
             raise CheckpointError(f"state {path!r}: dtype {value.dtype} cannot be saved; allowed: {', '.join(DTYPES)}")
         return "tensor", Spec(path, dtype, tuple(value.shape))

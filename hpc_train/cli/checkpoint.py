@@ -6,11 +6,15 @@ Apart from the checkpoint room, which works without a command line; neither torc
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from hpc_train.errors import CheckpointError, SpecError
+from hpc_train.run.index import find_run
 
 if TYPE_CHECKING:
     from hpc_train.checkpoint.catalogue import Entry
@@ -29,13 +33,13 @@ def command() -> None:
 @click.argument("path", type=click.Path(path_type=Path), metavar="ROOT_OR_RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print one object (format hpc-train-checkpoint-list, version 1).")
 def list_command(path: Path, as_json: bool) -> None:
-    """List the checkpoints of a root or a run directory, oldest first.
+    """List the checkpoints of a root or a run (its directory, name or job id), oldest first.
 
     Reads COMMIT files only: `verify` tells whether the data is whole.
     """
     from hpc_train.checkpoint.catalogue import find_root, list_checkpoints
 
-    root = find_root(path)
+    root = find_root(_found(path))
     entries = list_checkpoints(root)
     if as_json:
         checkpoints = [entry.as_json() for entry in entries]
@@ -48,6 +52,16 @@ def list_command(path: Path, as_json: bool) -> None:
     click.echo(f"{'step':>12}  {'status':<11}  {'bytes':>16}  {'ranks':>6}  {'saved (UTC)':<19}  directory")
     for entry in entries:
         click.echo(_line(entry))
+
+
+def _found(path: Path) -> Path:
+    """The path itself if it is there, else the directory of the run with this name or job id."""
+    if os.path.lexists(path):
+        return path
+    try:
+        return find_run(str(path), os.environ).path
+    except SpecError as cause:
+        raise CheckpointError(f"{path}: no such directory, and as a run: {cause}") from cause
 
 
 def _line(entry: Entry) -> str:
@@ -67,19 +81,19 @@ def _utc(seconds: int) -> str:
 
 
 @command.command("verify")
-@click.argument("path", type=click.Path(path_type=Path), metavar="DIR_OR_ROOT")
+@click.argument("path", type=click.Path(path_type=Path), metavar="DIR_OR_ROOT_OR_RUN")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one object (format hpc-train-checkpoint-verify, version 1)."
 )
 @click.pass_context
 def verify_command(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """Read every byte of a checkpoint, or of all in a root or run directory, and compare checksums.
+    """Read every byte of a checkpoint, or of all in a root or run, and compare checksums.
 
     Exit code 0 if all are whole, 65 if any is damaged or none is there; each damage is named by file, tensor and chunk.
     """
     from hpc_train.checkpoint.verify import verify_tree
 
-    verdicts = verify_tree(path)
+    verdicts = verify_tree(_found(path))
     if as_json:
         checkpoints = [verdict.as_json() for verdict in verdicts]
         record = {"format": "hpc-train-checkpoint-verify", "version": 1, "checkpoints": checkpoints}

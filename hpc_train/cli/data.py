@@ -68,13 +68,15 @@ def pack(
             on_progress=on_progress,
         )
     if summary.num_skipped:
-        click.echo(f"warning: {summary.num_skipped} files or directories were skipped:", err=True)
+        were = "file or directory was" if summary.num_skipped == 1 else "files or directories were"
+        click.echo(f"warning: {summary.num_skipped} {were} skipped:", err=True)
         for line in summary.skipped:
             click.echo(f"  {line}", err=True)
     manifest = summary.manifest
     click.echo(
-        f"packed {summary.num_files} files, {summary.num_bytes} bytes, into {out}: "
-        f"{manifest.num_samples} samples in {manifest.num_blocks} blocks and {len(manifest.shards)} shards; "
+        f"packed {_counted(summary.num_files, 'file')}, {summary.num_bytes} bytes, into {out}: "
+        f"{_counted(manifest.num_samples, 'sample')} in {_counted(manifest.num_blocks, 'block')} and "
+        f"{_counted(len(manifest.shards), 'shard')}; "
         f"{summary.num_dropped_bytes} bytes at the end fill no sample"
     )
     click.echo(f"entropy of single bytes: {manifest.statistics['byte_entropy_nats']:.4f} nats")
@@ -107,11 +109,18 @@ def _print_report(report: VerifyReport) -> None:
         click.echo(f"damaged: and {len(report.problems) - MAX_LINES} more; --json lists all")
     if report.is_good:
         click.echo(
-            f"good: {report.path}: {report.num_samples} samples in {report.num_blocks} blocks and "
-            f"{report.num_shards} shards, {report.num_bytes} bytes, all as packed"
+            f"good: {report.path}: {_counted(report.num_samples, 'sample')} in "
+            f"{_counted(report.num_blocks, 'block')} and {_counted(report.num_shards, 'shard')}, "
+            f"{report.num_bytes} bytes, all as packed"
         )
     else:
-        click.echo(f"damaged: {len(report.problems)} problems in {report.path}; restore the files or pack again")
+        click.echo(
+            f"damaged: {_counted(len(report.problems), 'problem')} in {report.path}; restore the files or pack again"
+        )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _quoted(path: Path) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 MAX_RUNS = 20
+NARROW = 120  # columns of a terminal; below, the run name and the reason need the room of the others
+MIN_REASON = 8
 
 
 @click.command("status")
@@ -60,12 +62,25 @@ def _print_table(header: list[str], rows: list[list[str]]) -> None:
             click.echo("\t".join(row))
         return
     from rich.console import Console  # only for a terminal
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold")
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # no markup: a reason may hold "[recovery]"
-    Console(no_color="NO_COLOR" in os.environ or None).print(table)
+    console = Console(no_color="NO_COLOR" in os.environ or None)
+    for number, line in enumerate(_lines([header, *rows], console.width)):
+        # no markup: a reason may hold "[recovery]"; soft wrap: lines are as long as they are
+        console.print(Text(line, style="" if number else "bold"), soft_wrap=True)
+
+
+def _lines(rows: list[list[str]], width: int) -> list[str]:
+    """Rows in columns; the last one is cut to the terminal's width. A run's name is whole, whatever the width."""
+    from rich.cells import cell_len, set_cell_size  # a letter may be two cells wide
+
+    if width < NARROW:
+        rows = [[row[0], *row[3:]] for row in rows]  # without job and site
+    sizes = [max(map(cell_len, column)) for column in zip(*rows, strict=True)][:-1]
+    room = max(width - sum(sizes) - 2 * len(sizes), MIN_REASON)
+    lines = []
+    for *cells, last in rows:
+        shown = last if cell_len(last) <= room else set_cell_size(last, room - 1).rstrip() + "…"
+        padded = [set_cell_size(cell, size) for cell, size in zip(cells, sizes, strict=True)]
+        lines.append("  ".join([*padded, shown]).rstrip())
+    return lines

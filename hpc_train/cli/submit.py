@@ -34,6 +34,7 @@ _OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--max-failures", "recovery.max_failures", int, "Failures in a row without a new checkpoint."),
 ]
 _PROGRAM = "hpc_train.program"
+_WHERE_COMMANDS_GO = "a command goes after `--`: hpc-train submit -- python train.py"
 
 
 class _SubmitCommand(click.Command):
@@ -43,7 +44,15 @@ class _SubmitCommand(click.Command):
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_PROGRAM] = args[:at], args[at + 1 :]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if _PROGRAM in ctx.meta:
+                raise
+            # most likely the program's own: `submit python train.py --data DIR`
+            raise click.UsageError(
+                f"{error.format_message()} If it is for your program: {_WHERE_COMMANDS_GO}", ctx
+            ) from error
 
 
 def _with_options(function: Any) -> Any:
@@ -96,7 +105,12 @@ def _job_file(words: tuple[str, ...], program: list[str]) -> str | None:
         if not program:
             raise UsageError("give a job file, or a command after `--`; see: hpc-train submit --help")
         return None
-    if len(words) > 1 or (not words[0].endswith(".toml") and not os.path.isfile(words[0])):
-        remedy = "one job file is allowed, and a command goes after `--`: hpc-train submit -- python train.py"
+    if len(words) > 1 or not _may_be_job_file(words[0]):
+        remedy = f"one job file is allowed, and {_WHERE_COMMANDS_GO}"
         raise UsageError(f"{' '.join(words)[:200]!r} is no job file; {remedy}")
     return words[0]
+
+
+def _may_be_job_file(word: str) -> bool:
+    is_program = word.endswith(".py") or os.access(word, os.X_OK)
+    return word.endswith(".toml") or (os.path.isfile(word) and not is_program)

@@ -65,6 +65,8 @@ def _history(view: RunView, decisions: list[tuple[int, Decision | None]]) -> lis
             lines += _ended(number, decision)
         elif number == decisions[-1][0] and view.job.is_live:
             lines.append(f"attempt {number} runs" + (f" on {view.job.nodes}" if view.job.nodes else ""))
+        elif number == decisions[-1][0] and view.state == "unknown":
+            lines.append(f"attempt {number} has no decision: it runs, or its batch shell did not live to take one")
         else:
             lines.append(f"attempt {number} ended without a decision: its batch shell did not live to take one")
     return lines

@@ -243,11 +243,16 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check_fields(fields: dict[str, Field], block_samples: int) -> None:
     """Whether samples of these fields can be stored in such blocks.
 
-    Raises: ValueError for a dtype that the format does not have, or a block larger than 1 GiB.
+    Raises: ValueError for a name or dtype that the format does not have, samples without bytes, or a block larger than
+    1 GiB.
     """
     for name, field in fields.items():
+        if "/" in name or "\0" in name or name in ("", "."):
+            raise ValueError(f"field {name[:40]!r}: not a name of HDF5; leave '/', NUL and '.' alone out of it")
         if field.dtype not in DTYPE_BYTES:
             raise ValueError(f"field {name}: dtype = {field.dtype[:40]!r}; allowed: {', '.join(DTYPE_BYTES)}")
+        if not field.row_bytes:
+            raise ValueError(f"field {name}: shape = {list(field.shape)}: a sample of it has no bytes")
     sample_bytes = sum(field.row_bytes for field in fields.values())
     if sample_bytes * block_samples > MAX_BLOCK_BYTES:
         raise ValueError(

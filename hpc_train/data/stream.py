@@ -19,7 +19,7 @@ from hpc_train.data.manifest import Manifest, decode_manifest, manifest_path, re
 from hpc_train.data.order import SampleOrder
 from hpc_train.data.prefetch import Prefetcher
 from hpc_train.errors import DataError, SpecError
-from hpc_train.world import SoloWorld, World, on_root
+from hpc_train.world import World, alone, on_root
 
 if TYPE_CHECKING:
     import os
@@ -66,7 +66,7 @@ class ShardStream:
     ) -> None:
         if not isinstance(prefetch, int) or not 1 <= prefetch <= 1024:
             raise SpecError(f"prefetch = {prefetch!r}: a whole number of batches from 1 to 1024 is needed")
-        self._world: World = SoloWorld() if world is None else world
+        self._world: World = alone("ShardStream") if world is None else world
         self._directory = Path(path)
         self._manifest = _shared_manifest(self._directory, self._world)
         self._order = order_of(

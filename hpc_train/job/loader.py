@@ -44,7 +44,7 @@ class LoadedJob:
     """A request ready to be planned.
 
     Attributes:  origins: for every dotted key of the spec where its value came from: "flag --nodes",
-    "job.toml:[job].nodes", "env HPC_TRAIN_JOB_NODES", "CONFIG.toml:[job].nodes", "site NAME (FILE):[defaults].nodes"
+    "job.toml: [job].nodes", "env HPC_TRAIN_JOB_NODES", "CONFIG.toml: [job].nodes", "site NAME (FILE): [defaults].nodes"
     or "default".   directory: where submit was typed; relative paths of the spec start there.
     """
 
@@ -165,7 +165,7 @@ def _from_table(table: Mapping[str, Any], where: str, source: str) -> Layer:
     values = {
         dotted: _checked(dotted, raw, f"{where}: {place(dotted)}") for dotted, raw in flat.items() if raw is not None
     }
-    return Layer(values, {dotted: f"{source}:{place(dotted)}" for dotted in values})
+    return Layer(values, {dotted: f"{source}: {place(dotted)}" for dotted in values})
 
 
 def _from_environ(environ: Mapping[str, str]) -> Layer:
@@ -210,7 +210,7 @@ def _from_site(loaded: LoadedSite) -> Layer:
             continue
         source = f"defaults.{key}" if getattr(loaded.site.defaults, key) is not None else "queues"
         values[f"job.{key}"] = value
-        origins[f"job.{key}"] = f"site {loaded.site.name} ({loaded.origins[source]}):{place(source)}"
+        origins[f"job.{key}"] = f"site {loaded.site.name} ({loaded.origins[source]}): {place(source)}"
     return Layer(values, origins)
 
 

@@ -138,8 +138,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """`job.name`, else the stem of the first `.py` argument, else the command's own."""
+        """`job.name`, else the last part of `-m`'s module, the stem of the first `.py` argument, or the command's."""
         if self.job.name is not None:
             return self.job.name
-        scripts = [part for part in self.program.command if part.endswith(".py")]
-        return PurePath((scripts or list(self.program.command))[0]).stem or "run"
+        command = self.program.command
+        if PurePath(command[0]).name.startswith("python") and "-m" in command[1:-1]:
+            before = command[1 : command.index("-m")]
+            if all(part.startswith("-") and part != "-c" for part in before):  # else it is the script's own option
+                return command[len(before) + 2].rpartition(".")[2] or "run"
+        scripts = [part for part in command if part.endswith(".py")]
+        return PurePath((scripts or list(command))[0]).stem or "run"

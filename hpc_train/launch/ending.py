@@ -13,6 +13,7 @@ from hpc_train.run.marks import class_of_code, class_of_signal
 
 __all__ = ["Circumstances", "Ending", "how_it_ended"]
 
+WAITING_PHASES = ("start of MPI", "barrier", "broadcast", "allgather", "allreduce")  # of a World
 _TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 
 
@@ -56,7 +57,12 @@ def how_it_ended(page: Snapshot, code: int, case: Circumstances) -> Ending | Non
     is_signal = code < 0 or (not case.is_guarded and number in signal.valid_signals())  # 128 + n: as shells tell it
     if is_signal:
         return _ended_by_signal(number, case)
-    return Ending(class_of_code(code), f"the program left with code {code}", code)
+    failure = class_of_code(code)
+    if failure == "program" and case.is_guarded and page.phase in WAITING_PHASES:
+        # No Python code left here, or there were last words: MPI itself ends a program whose peer is gone (Open MPI
+        # with code 14). That peer has its own mark, but maybe a later one.
+        return Ending("peer_lost", f"ended with code {code} inside {page.phase}, as MPI does when a peer is gone", code)
+    return Ending(failure, f"the program left with code {code}", code)
 
 
 def _ended_with_zero(case: Circumstances) -> Ending | None:

@@ -23,6 +23,7 @@ from hpc_train.launch.guard import InProcess, command_to_execute, parse_python_c
 from hpc_train.launch.identity import Identity, find_identity, guess_rank
 from hpc_train.launch.kernel import tie_to_parent
 from hpc_train.launch.monitor import Monitor, block_signals, unblock_signals
+from hpc_train.launch.output import write_to_node_log
 from hpc_train.launch.page import RUNNING, Page, attach_page
 from hpc_train.launch.rendezvous import join_rendezvous, start_store_process, torch_is_installed
 from hpc_train.launch.sampler import start_sampler
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     attempt = run.attempt(number)
     node = socket.gethostname()
     try:
-        start = _prepare(run, submission, attempt)
+        start = _prepare(run, submission, attempt, node)
         write_atomic(attempt.ready / str(start.identity.rank), node, durable=False)
     except (SpecError, OSError, ValueError, KeyError, TypeError) as error:
         return _refuse(attempt, node, error)
@@ -80,9 +81,11 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _prepare(run: RunDir, submission: int, attempt: AttemptDir) -> _Start:
+def _prepare(run: RunDir, submission: int, attempt: AttemptDir, node: str) -> _Start:
     """Raises: SpecError if the launcher did not start what was declared; OSError, ValueError, KeyError, TypeError."""
     launch: dict[str, Any] = read_json(run.submission(submission).launch)
+    if launch["launcher"] == "mpirun":  # srun lets each node write its log by itself
+        write_to_node_log(attempt, node)
     identity = find_identity(launch["launcher"], launch["num_ranks"], launch["ranks_per_node"], os.environ)
     set_environment(launch, identity, run, attempt)
     return _Start(launch, identity, attempt, parse_python_command(launch["command"], launch["python"]))
@@ -144,6 +147,8 @@ def _store_process(start: _Start) -> subprocess.Popen[bytes] | None:
 def _program(start: _Start, page: Page, parent: int) -> int:
     """The forked process: becomes the program. Returns only if that ended cleanly."""
     os.setpgid(0, 0)  # so that a script and its children can be signalled together
+    # Nobody types into a job: a program that reads (an interactive Python, say) would wait for ever.
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
     tie_to_parent(parent)
     attach_page(page)
     unblock_signals()

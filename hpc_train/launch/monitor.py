@@ -16,6 +16,7 @@ from hpc_train.files import read_json, write_atomic, write_json
 from hpc_train.launch.ending import Circumstances, Ending, how_it_ended
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.kernel import become_subreaper, count_oom_kills, end_leftovers, is_stuck_state, process_state
+from hpc_train.launch.output import say
 from hpc_train.launch.page import FINISHED, WAITS_FOR_PEERS, Page
 from hpc_train.launch.peers import Peers
 from hpc_train.launch.verdict import Limits, Verdict, judge
@@ -217,11 +218,11 @@ class Monitor:
             write_mark(self.attempt, mark, replace=self._has_announced_end, durable=is_durable)
         except OSError as error:
             is_told = False
-            _say(f"rank {rank}: its exit mark could not be written: {error}")
+            say(f"rank {rank}: its exit mark could not be written: {error}")
         if not is_told:
             step = "" if page.step is None else f", step {page.step}"
             word = "" if mark.failure == "stopped" else "failed: "
-            _say(f"rank {mark.rank} on {mark.node} {word}{mark.failure}: {mark.cause}{step}, phase {page.phase!r}")
+            say(f"rank {mark.rank} on {mark.node} {word}{mark.failure}: {mark.cause}{step}, phase {page.phase!r}")
 
     def _node_of(self, rank: int) -> str:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -260,8 +261,3 @@ class Monitor:
 
 def _code(verdict: Verdict) -> int:
     return CODE_OF_CLASS.get(verdict.failure, 1)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"hpc-train: {text}\n".encode(errors="replace"))

@@ -6,6 +6,7 @@ the script reads. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 from hpc_train.errors import HpcTrainError, from_os_error
 from hpc_train.files import write_json
 from hpc_train.recovery.evidence import decide_attempt, last_cleared_attempt
+from hpc_train.recovery.outside import NODE_FAILURE, REQUEUE, find_ender
 from hpc_train.recovery.policy import Decision
 from hpc_train.run.journal import Journal, read_journal
 from hpc_train.run.layout import RunDir
@@ -22,7 +24,8 @@ from hpc_train.run.ownership import take_ownership
 
 __all__ = ["begin", "decide", "main"]
 
-_ENDED_FROM_OUTSIDE = ("timeout", "terminated", "node_fail", "unknown")
+_ENDED_FROM_OUTSIDE = ("timeout", "terminated", "preempted", "cancelled", "node_fail", "unknown")
+_LOG_TAIL_BYTES = 64 << 10
 
 
 def main(command: str, argv: list[str]) -> int:
@@ -81,13 +84,33 @@ def begin(run: RunDir, submission: int) -> str:
 
 
 def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_terminated: bool) -> str:
-    """Decide an ended attempt: "WORD CODE NODES", NODES a comma-separated list or "-". Raises: OSError, ValueError."""
+    """Decide an ended attempt: "WORD CODE NODES", NODES a comma-separated list or "-".
+
+    WORD is the decision's, or "leave" where Slurm starts the job again by itself, or has: `begin` acts on the decision.
+    Raises: OSError, ValueError.
+    """
     directory = run.attempt(attempt)
-    if was_terminated and not directory.stop.exists():
-        write_json(directory.stop, {"reason": "ended by the scheduler: time limit, preemption or cancel"})
-    decision = decide_attempt(run, directory, submission=submission, launcher_code=code)
+    ender = _find_ender(run, submission)
+    if (was_terminated or ender) and not directory.stop.exists():
+        write_json(directory.stop, {"reason": ender or "ended by the scheduler: time limit, preemption or cancel"})
+    decision = decide_attempt(run, directory, submission=submission, launcher_code=code, ended_by=ender)
     print(sentence(decision, attempt), file=sys.stderr)
-    return f"{decision.word} {decision.code} {','.join(decision.exclude) or '-'}"
+    is_late = run.attempts()[-1].number > attempt  # of a node that was cut off: a requeue would end the next attempt
+    word = "leave" if ender in (REQUEUE, NODE_FAILURE) or is_late else decision.word
+    return f"{word} {decision.code} {','.join(decision.exclude) or '-'}"
+
+
+def _find_ender(run: RunDir, submission: int) -> str:
+    """Who has ended this job from outside; "" if nobody, or under another scheduler than Slurm."""
+    job_id, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
+    queue = os.environ.get("HPC_TRAIN_QUEUE_SAYS", "")
+    if not queue.strip():
+        return ""
+    log = ""
+    with contextlib.suppress(OSError), open(run.submission(submission).batch_log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+        log = file.read(_LOG_TAIL_BYTES).decode(errors="replace")
+    return find_ender(queue, log, job_id=job_id, restart_count=int(restarts) if restarts.isdecimal() else 0)
 
 
 def sentence(decision: Decision, attempt: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_train.files import read_json, write_atomic, write_json
 from hpc_train.recovery.launcher_log import MAX_LOG_BYTES, ranks_seen_to_end
-from hpc_train.recovery.policy import Decision, Evidence, Limits, Past, decide
+from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide
 from hpc_train.run.journal import Event, Journal, read_journal
 from hpc_train.run.layout import AttemptDir, RunDir
 from hpc_train.run.marks import read_marks
@@ -25,8 +25,9 @@ def read_decision(attempt: AttemptDir) -> Decision | None:
     """The decision of an attempt, None where none was written or it cannot be read."""
     try:
         record: Any = read_json(attempt.decision)
-        record["exclude"] = tuple(record["exclude"])
-        return Decision(**record)
+        record["exclude"] = tuple(map(str, record["exclude"]))
+        decision = Decision(**record)
+        return decision if decision.word in WORDS else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -48,10 +49,13 @@ def read_limits(run: RunDir, submission: int) -> Limits:
         raise ValueError(f"{path}: the launch record is damaged ({type(error).__name__}: {error})") from error
 
 
-def gather(run: RunDir, attempt: AttemptDir, launcher_code: int | None, *, num_ranks: int = 0) -> Evidence:
+def gather(
+    run: RunDir, attempt: AttemptDir, launcher_code: int | None, *, num_ranks: int = 0, ended_by: str = ""
+) -> Evidence:
     """Read marks, journal and earlier decisions of a run.
 
-    Args:  num_ranks: declared ranks: so many clean ends are a done run, even if nobody lived to write DONE.
+    Args:  num_ranks: declared ranks: so many clean ends are a done run, even if nobody lived to write DONE.   ended_by:
+    see Evidence.
     Raises: OSError if the run directory cannot be read.
     """
     events = read_journal(run)
@@ -72,6 +76,7 @@ def gather(run: RunDir, attempt: AttemptDir, launcher_code: int | None, *, num_r
         abrupt=_abrupt_ends(attempt, finished) if marks else (),
         num_started=len(ready),
         seen_to_end=_seen_to_end(attempt),
+        ended_by=ended_by,
     )
 
 
@@ -135,7 +140,9 @@ def _stop_reason(attempt: AttemptDir) -> str:
     return ""
 
 
-def decide_attempt(run: RunDir, attempt: AttemptDir, *, submission: int, launcher_code: int | None) -> Decision:
+def decide_attempt(
+    run: RunDir, attempt: AttemptDir, *, submission: int, launcher_code: int | None, ended_by: str = ""
+) -> Decision:
     """Decide an ended attempt, write the decision into it and into the journal, and return it.
 
     Deciding twice gives the first decision again: a late shell must not overrule the attempt that follows.
@@ -145,7 +152,7 @@ def decide_attempt(run: RunDir, attempt: AttemptDir, *, submission: int, launche
     if known is not None:
         return known
     limits = read_limits(run, submission)
-    evidence = gather(run, attempt, launcher_code, num_ranks=limits.num_ranks)
+    evidence = gather(run, attempt, launcher_code, num_ranks=limits.num_ranks, ended_by=ended_by)
     decision = decide(evidence, limits)
     if evidence.is_done and not attempt.done.exists():
         write_atomic(attempt.done, "all ranks ended cleanly\n")

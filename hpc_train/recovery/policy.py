@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION, REQUEUE
 from hpc_train.run.marks import SECONDARY, ExitMark, class_of_code, first_cause
 
-__all__ = ["Decision", "Evidence", "Limits", "Past", "decide"]
+__all__ = ["WORDS", "Decision", "Evidence", "Limits", "Past", "decide"]
 
 WORDS = ("done", "again", "again-elsewhere", "hold", "stop")
 
@@ -32,6 +33,7 @@ _HOLD = {
 }
 # The rank that tells of a lost peer is not the one that was lost: peer_lost blames no node.
 _SUSPECT_NODE = ("infrastructure", "hang", "node_fail")
+_CLASS_OF_ENDER = {NODE_FAILURE: "node_fail", PREEMPTION: "preempted", REQUEUE: "preempted"}
 _SUSPECT_NODE_IF_TWICE = ("crash", "killed", "unknown")
 
 
@@ -70,7 +72,7 @@ class Evidence:
     last_commit: newest committed step now.   silent: ranks that started but wrote neither a mark nor an end, with their
     nodes.   abrupt: ranks that left with code 0 past every exit hook, with their nodes.   num_started: ranks that
     started at all.   stop_reason: why the scheduler wanted the attempt to end, "" if it did not.   seen_to_end: ranks
-    whose end the launcher reported.
+    whose end the launcher reported.   ended_by: who ended the job from outside, in recovery/outside's words.
     """
 
     attempt: int
@@ -86,6 +88,7 @@ class Evidence:
     abrupt: Sequence[tuple[int, str]] = ()
     num_started: int = 0
     seen_to_end: frozenset[int] = frozenset()
+    ended_by: str = ""
 
     @property
     def vanished(self) -> list[tuple[int, str]]:
@@ -126,8 +129,9 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
     if evidence.is_done:
         return Decision("done", "done", "all ranks ended cleanly", last_commit=evidence.last_commit)
     mark = find_cause(evidence, limits.num_ranks)
-    word, reason = ("stop", "cancelled by its user") if evidence.is_cancelled else _word(mark, evidence, limits)
-    failure = "cancelled" if evidence.is_cancelled else mark.failure
+    is_cancelled = evidence.is_cancelled or evidence.ended_by == CANCEL
+    word, reason = ("stop", "cancelled by its user") if is_cancelled else _word(mark, evidence, limits)
+    failure = "cancelled" if is_cancelled else mark.failure
     exclude = _suspects(mark, evidence, limits) if word == "again" else ()
     return Decision(
         word="again-elsewhere" if exclude else word,
@@ -167,7 +171,8 @@ def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
     if evidence.stop_reason:
         step = None if mark is None else mark.step
         cause = f"ended before it could save ({evidence.stop_reason})"
-        return ExitMark(writer=-1, rank=-1, node="", failure="timeout", cause=cause, code=143, step=step)
+        failure = _CLASS_OF_ENDER.get(evidence.ended_by, "timeout")
+        return ExitMark(writer=-1, rank=-1, node="", failure=failure, cause=cause, code=143, step=step)
     if mark is not None and (mark.failure == "peer_lost" or evidence.num_started >= num_ranks):
         return mark
     return _cause_without_marks(evidence, num_ranks)
@@ -238,8 +243,8 @@ def _idle_stops(evidence: Evidence) -> int:
 
 
 def _suspects(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, ...]:
-    if limits.num_nodes < 2 or not mark.node or mark.node == "?":
-        return ()
+    if limits.num_nodes < 2 or not mark.node or mark.node == "?" or evidence.launcher_code is None:
+        return ()  # the last: decided at the next start, when the nodes are given already
     is_suspect = mark.failure in _SUSPECT_NODE and not mark.waits  # who waits for others is not who is stuck
     if not is_suspect and not _failed_there_before(mark, evidence):
         return ()

@@ -6,9 +6,12 @@ and hours in a queue.
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,8 +44,10 @@ def plan_submission(loaded: LoadedJob) -> Plan:
         raise SpecError(f"[program].workdir = {str(loaded.workdir)!r}: no such directory")
     _check_shell_lines(loaded.site.site.prologue, f"site {loaded.site.site.name!r}: prologue")
     _check_shell_lines(loaded.spec.program.setup, "[program].setup")
+    _check_words(loaded.spec.program.command, loaded.workdir)
     if not loaded.spec.program.setup:  # which could make it
         _check_program(loaded.spec.program.command, python, loaded.workdir)
+        _check_in_path(loaded, python)
     _check_data(loaded)
     name = f"{slug(loaded.spec.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     run = RunDir(loaded.run_root / name)
@@ -145,6 +150,40 @@ def _check_program(command: Sequence[str], python: str, workdir: Path) -> None:
             )
         if not os.access(program, os.X_OK):
             raise SpecError(f"[program].command: {program} cannot be run; chmod +x it, or name its interpreter first")
+
+
+def _check_words(command: Sequence[str], workdir: Path) -> None:
+    """Refuse a whole command line in one word: no shell takes it apart."""
+    head = command[0]
+    if len(command) > 1 or not head.strip().count(" ") or (workdir / head).is_file() or shutil.which(head):
+        return
+    try:
+        words = json.dumps(shlex.split(head), ensure_ascii=False)
+    except ValueError:  # a quote without its end
+        words = json.dumps(head.split(), ensure_ascii=False)
+    raise SpecError(
+        f"[program].command: there is no program named {shown(head)}; write it as separate words: "
+        f"`-- {' '.join(head.split())}` without quotes around it, or command = {words} in a job file"
+    )
+
+
+def _check_in_path(loaded: LoadedJob, python: str) -> None:
+    """Refuse a program that this machine does not have, where it is the machine that runs the job."""
+    site, spec = loaded.site.site, loaded.spec
+    head = spec.program.command[0]
+    if site.scheduler.kind != "local" or os.sep in head or _PYTHON.fullmatch(head):
+        return
+    if spec.env.modules or site.env.modules or site.prologue:  # which may bring it
+        return
+    places = [spec.env.set.get("PATH", ""), os.environ.get("PATH", os.defpath), os.path.dirname(python)]
+    if shutil.which(head, path=os.pathsep.join(place for place in places if place)):
+        return
+    near = difflib.get_close_matches(head, ["python", "python3", "torchrun"], n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise SpecError(
+        f"[program].command: there is no program {shown(head)} in PATH; {hint}name one that is there, give its path, "
+        "or name its interpreter first: -- python train.py"
+    )
 
 
 def _check_data(loaded: LoadedJob) -> None:

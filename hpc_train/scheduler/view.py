@@ -167,7 +167,7 @@ def _state(run: RunDir, job: JobState, newest: Decision | None) -> str:
         return "cancelled"
     if word == "stop" and newest is not None and job.state in ("unknown", "failed", "completed", "completing"):
         # The scheduler has forgotten the job, or calls every end with a code "failed"; the run knows better.
-        return newest.failure if newest.failure in ("timeout", "node_fail") else "failed"
+        return newest.failure if newest.failure in ("timeout", "node_fail", "cancelled", "preempted") else "failed"
     if word == "hold" and job.state in ("unknown", "failed", "completed"):
         return "held"
     if job.state == "completed":

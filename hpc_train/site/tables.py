@@ -8,7 +8,9 @@ each other and each value keeps the place it came from. Light: msgspec and the s
 from __future__ import annotations
 
 import difflib
+import grp
 import os
+import pwd
 import re
 import shlex
 import stat
@@ -55,8 +57,8 @@ def read_toml(path: str | os.PathLike[str], error: type[HpcTrainError], *, is_pa
 
     The checks are made on the opened file, so it cannot be swapped between check and read.
     Args:  error: the type to raise.   is_packaged: it came with our package; its mode is the installer's.
-    Raises: `error` if the file is missing, unreadable, not regular, too large, not TOML, writable by group or
-    others, or owned by somebody who is neither the user nor root.
+    Raises: `error` if the file is missing, unreadable, not regular, too large, not TOML, writable by others
+    (a group that is not the user's own counts), or owned by somebody who is neither the user nor root.
     """
     name = printable(path)
     try:
@@ -70,7 +72,7 @@ def read_toml(path: str | os.PathLike[str], error: type[HpcTrainError], *, is_pa
         if not stat.S_ISREG(status.st_mode):
             raise error(f"{name}: not a regular file; give a TOML file")
         if not is_packaged:
-            refuse_untrusted(path, status, error)
+            refuse_untrusted(path, status, error, has_acl=_has_acl(fd))
         with open(fd, "rb", closefd=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as cause:
@@ -87,14 +89,17 @@ def read_toml(path: str | os.PathLike[str], error: type[HpcTrainError], *, is_pa
         raise error(f"{name}: not a TOML file: {' '.join(str(cause).split())[:200]}") from cause
 
 
-def refuse_untrusted(path: str | os.PathLike[str], status: os.stat_result, error: type[HpcTrainError]) -> None:
+def refuse_untrusted(
+    path: str | os.PathLike[str], status: os.stat_result, error: type[HpcTrainError], *, has_acl: bool = False
+) -> None:
     """Refuse a file of commands that somebody else can write: whoever can write it would run them as the user.
 
-    Args:  status: of the opened file.
+    Args:  status: of the opened file.   has_acl: it has an access control list, whose mask the group's bits are then.
     Raises: `error` with the remedy.
     """
     name = printable(path)
-    if status.st_mode & 0o022:
+    is_by_group = status.st_mode & stat.S_IWGRP and (has_acl or not _is_private(status.st_gid))
+    if status.st_mode & stat.S_IWOTH or is_by_group:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         remedy = f"chmod go-w {shlex.quote(name)}"
         raise error(f"{name}: group or others can write this file (mode {mode}), and it holds commands; `{remedy}`")
@@ -103,6 +108,30 @@ def refuse_untrusted(path: str | os.PathLike[str], status: os.stat_result, error
             f"{name}: belongs to user id {status.st_uid}, and it holds commands; only your own files and root's are "
             "read: make a copy"
         )
+
+
+def _is_private(gid: int) -> bool:
+    """The group is the user's own (or root's), as many systems give everyone one, and nobody else is in it.
+
+    It must bear the user's name: a shared first group such as `users` lists no members either.
+    """
+    for uid in (os.geteuid(), 0):
+        try:
+            user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+        except KeyError:
+            continue
+        is_own = user.pw_gid == gid and group.gr_name == user.pw_name
+        others = [other.pw_uid for other in pwd.getpwall() if other.pw_gid == gid and other.pw_uid != uid]
+        if is_own and not set(group.gr_mem) - {user.pw_name} and not others:
+            return True
+    return False
+
+
+def _has_acl(fd: int) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(fd)
+    except OSError:  # a file system without them
+        return False
 
 
 def place(dotted: str) -> str:

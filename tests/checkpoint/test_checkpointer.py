@@ -203,6 +203,18 @@ def test_another_run_may_load_from_a_root_but_not_save_into_it(tmp_path: Path) -
         other.save(2, state(2.0))
 
 
+def test_a_run_whose_directory_was_moved_goes_on_saving(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    Checkpointer(world=RunWorld(before)).save(1, state(1.0))
+    before.rename(after)
+    moved = Checkpointer(world=RunWorld(after))
+    assert moved.load(state(0.0)) == 1
+    moved.save(2, state(2.0))
+    with pytest.raises(CheckpointError, match="belongs to the run"):
+        Checkpointer(after / "checkpoints", world=RunWorld(tmp_path / "other")).save(3, state(3.0))
+
+
 def test_umask_is_honoured(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -180,3 +180,9 @@ def enumerate_state(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.T
 
 def zeros(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: torch.zeros_like(value) for key, value in tensors.items()}
+
+
+def test_a_tensor_that_could_not_be_restored_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    expanded = torch.ones(1).expand(5)  # a copy into it is impossible
+    with pytest.raises(CheckpointError, match=r"'m\.x'.*share memory.*clone"):
+        Checkpointer(tmp_path).save(1, {"m": {"x": expanded}})

@@ -90,7 +90,7 @@ def test_a_wrong_flag_is_a_usage_error(shell: Shell, words: list[str]) -> None:
 def test_a_job_file_that_others_can_write_is_refused(shell: Shell) -> None:
     job = shell.directory / "job.toml"
     job.write_text(PROGRAM)
-    job.chmod(0o664)
+    job.chmod(0o666)
     assert "chmod go-w" in shell.fails(78, "submit", "job.toml")
 
 

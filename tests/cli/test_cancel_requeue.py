@@ -39,6 +39,15 @@ def test_cancel_marks_the_run_before_it_asks_the_scheduler(shell: Shell, run: Ru
     assert events(run) == ["cancelled"]
 
 
+def test_a_full_disk_does_not_keep_a_job_alive(shell: Shell, run: RunDir) -> None:
+    limited = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *shell.argv("cancel", "r")]  # every write fails
+    write_program(shell.bin, "scancel", f'ls >"{shell.bin}/called-$1" 2>/dev/null; exit 0')
+    done = subprocess.run(limited, cwd=shell.directory, env=shell.environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run.cancelled.exists()
+    assert (shell.bin / "called-7").exists()
+
+
 def test_cancel_twice_is_said_to_be_so(shell: Shell, run: RunDir) -> None:
     shell.ok("cancel", "r")
     shell.queue("7|CANCELLED by 0|n1|None")

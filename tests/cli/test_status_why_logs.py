@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 from typing import Any
 
@@ -84,8 +85,26 @@ def test_a_table_on_a_terminal_shows_texts_as_they_are(shell: Shell) -> None:
     run = shell.make_run("r", "7")
     make_attempt(run, reason="off ([recovery] requeue = false) [/] [bold]")
     shell.queue("7|FAILED|n1|None")
+    assert "off ([recovery] requeue = false) [/] [bold]" in on_terminal(shell, 200)
+
+
+@pytest.mark.parametrize("width", [20, 80, 119, 120, 300])
+def test_a_run_is_one_line_on_any_terminal_and_its_name_whole(shell: Shell, width: int) -> None:
+    name, reason = "train-20260101-120000-abcdef", "no new checkpoint in this attempt " * 6
+    make_attempt(shell.make_run(name, "4711"), reason=reason)
+    shell.queue("4711|FAILED|n1|None")
+    header, row = on_terminal(shell, width).splitlines()
+    assert row.startswith(f"{name}  ")
+    assert ("4711" in row, "job  " in header, "site" in header) == ((width >= 120,) * 3)
+    assert (reason.strip() in row) == (width == 300)
+    assert row.endswith("…") == (width < 300)
+    assert len(row) == width or width in (20, 300)
+
+
+def on_terminal(shell: Shell, width: int) -> str:
+    """What `status` shows on a terminal of that many columns, without colours."""
     ours, theirs = pty.openpty()
-    environ = {**shell.environ, "TERM": "xterm", "COLUMNS": "200"}
+    environ = {**shell.environ, "TERM": "xterm", "COLUMNS": str(width), "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         shell.argv("status"), cwd=shell.directory, env=environ, stdout=theirs, stderr=subprocess.PIPE, timeout=60
     )
@@ -93,7 +112,7 @@ def test_a_table_on_a_terminal_shows_texts_as_they_are(shell: Shell) -> None:
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert "off ([recovery] requeue = false) [/] [bold]" in shown
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
 DONE = {"word": "done", "failure": "done", "reason": "all ranks ended cleanly"}

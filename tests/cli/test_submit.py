@@ -54,7 +54,7 @@ def test_flags_win_over_the_file_and_the_command_over_its_own(shell: Shell, job:
     assert placement["num_nodes"] == 4
     origins = json.loads((run / "run.json").read_text())["origins"]
     assert origins["job.nodes"] == "flag --nodes"
-    assert origins["job.name"] == "job.toml:[job].name"
+    assert origins["job.name"] == "job.toml: [job].name"
 
 
 def test_an_empty_command_leaves_the_files_own(shell: Shell, job: Path) -> None:
@@ -103,3 +103,34 @@ def test_a_dry_run_is_utf_8_in_any_locale(shell: Shell) -> None:
 
 def test_a_dry_run_refuses_what_a_submit_would(shell: Shell, job: Path) -> None:
     assert "at most 8" in shell.fails(78, "submit", "job.toml", "--site", "slurm-cluster", "--nodes", "9", "--dry-run")
+
+
+GOES = "a command goes after `--`: hpc-train submit -- python train.py"
+
+
+@pytest.mark.parametrize("words", [["python", "train.py", "--data", "data"], ["python", "-u", "train.py"]])
+def test_a_command_with_options_but_without_dashes_is_told_where_it_goes(shell: Shell, words: list[str]) -> None:
+    done = shell.run("submit", "--ranks-per-node", "2", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No such option" in done.stderr and GOES in done.stderr
+
+
+@pytest.mark.parametrize("name", ["train.py", "train.sh"])
+def test_a_program_in_the_place_of_a_job_file_is_told_where_it_goes(shell: Shell, name: str) -> None:
+    (shell.directory / "train.sh").write_text("#!/bin/bash\n")
+    (shell.directory / "train.sh").chmod(0o755)
+    line = shell.fails(2, "submit", name)
+    assert line == f"'{name}' is no job file; one job file is allowed, and {GOES}"
+
+
+def test_a_job_file_may_have_any_other_name(shell: Shell) -> None:
+    (shell.directory / "job.conf").write_text(JOB)
+    (shell.directory / "job.conf").chmod(0o644)
+    assert command_of(submitted(shell, "job.conf")) == ["python", "train.py", "--file"]
+
+
+def test_a_word_that_is_no_program_is_refused_at_submit(shell: Shell) -> None:
+    before = shell.contents()
+    assert "no program 'pyhton' in PATH; did you mean 'python'?" in shell.fails(78, "submit", "--", "pyhton", "x.py")
+    assert "write it as separate words" in shell.fails(78, "submit", "--", "python train.py --lr 1")
+    assert shell.contents() == before

@@ -82,6 +82,13 @@ def test_arrays_come_back_and_wrong_ones_are_refused(tmp_path: Path) -> None:
         pack_arrays(tmp_path / "bad", {"a": np.zeros(3), "b": np.zeros(4)})
     with pytest.raises(SpecError, match="dtype = 'complex128'"):
         pack_arrays(tmp_path / "bad", {"a": np.zeros(3, dtype=complex)})
+    for name, array, said in (
+        ("a/b", np.zeros(3), "not a name"),
+        (".", np.zeros(3), "not a name"),
+        ("a", np.zeros((3, 0)), "no bytes"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            pack_arrays(tmp_path / "bad", {name: array})
     assert not (tmp_path / "bad").exists()
 
 

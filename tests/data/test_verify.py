@@ -185,7 +185,8 @@ def test_pack_says_what_it_made_and_what_comes_next(tmp_path: Path) -> None:
     done = run("pack", str(out), str(source), "--sequence", "16", "--block-samples", "4", "--shard-samples", "16")
     assert done.exit_code == 0, done.output
     assert "37 samples in 10 blocks and 3 shards; 7 bytes at the end fill no sample" in done.output
-    assert "warning: 1 files or directories were skipped" in done.output
+    assert "warning: 1 file or directory was skipped" in done.output
+    assert "packed 1 file, 593 bytes" in done.output
     assert "entropy of single bytes: 1." in done.output
     assert "next: hpc-train data verify '" in done.output
     assert read_manifest(out).num_samples == 37

@@ -71,7 +71,7 @@ def test_the_example_of_a_site_file_loads(environ: dict[str, str], tmp_path: Pat
         16,
         600,
     )
-    assert job.origins["job.walltime"] == f"site alpine ({path}):[defaults].walltime"
+    assert job.origins["job.walltime"] == f"site alpine ({path}): [defaults].walltime"
 
 
 def test_places_are_written_as_in_a_file() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,32 @@ from hpc_train.job.spec import EnvSection, JobSection, JobSpec, ProgramSection
 from hpc_train.site.tables import refuse_untrusted
 
 WriteJob = Callable[..., Path]
+
+
+def has_own_group() -> bool:
+    user = pwd.getpwuid(os.geteuid())
+    is_shared = [each.pw_name for each in pwd.getpwall() if each.pw_gid == user.pw_gid] != [user.pw_name]
+    return grp.getgrgid(user.pw_gid).gr_name == user.pw_name and not is_shared
+
+
+needs_own_group = pytest.mark.skipif(not has_own_group(), reason="this user's first group is shared")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "-m", "pkg.mod", "--data", "x.py"], "mod"),
+        (["python3.11", "-u", "-m", "mod"], "mod"),
+        (["python", "train.py", "-m", "pkg.mod"], "train"),
+        (["python", "-c", "pass", "-m", "x"], "python"),
+        (["python", "-m"], "python"),
+        (["env", "A=1", "python", "sub/train.py"], "train"),
+    ],
+)
+def test_a_run_without_a_name_is_named_after_its_program(
+    command: list[str], name: str, environ: dict[str, str]
+) -> None:
+    assert load_job(None, {"program.command": command}, environ).spec.name == name
 
 
 def test_a_command_alone_is_a_job(environ: dict[str, str]) -> None:
@@ -52,13 +81,13 @@ def test_precedence_is_flag_file_variable_config_site_default(environ: dict[str,
 
     assert won() == (2, "flag --nodes")
     flags["job.nodes"] = None
-    assert won() == (3, f"{job}:[job].nodes")
+    assert won() == (3, f"{job}: [job].nodes")
     job.write_text('[job]\nsite = "alpine"\n[program]\ncommand = ["a"]\n')
     assert won() == (4, "env HPC_TRAIN_JOB_NODES")
     del environ["HPC_TRAIN_JOB_NODES"]
-    assert won() == (5, f"{config}:[job].nodes")
+    assert won() == (5, f"{config}: [job].nodes")
     config.unlink()
-    assert won() == (6, f"site alpine ({site}):[defaults].nodes")
+    assert won() == (6, f"site alpine ({site}): [defaults].nodes")
     assert load_job(job, flags, environ).spec.job.queue == "gpu"
     job.write_text('[program]\ncommand = ["a"]\n')
     assert won() == (1, "default")
@@ -69,7 +98,7 @@ def test_variables_of_env_set_win_one_by_one(environ: dict[str, str], write_job:
     environ["HPC_TRAIN_ENV_SET"] = '{B = "variable", C = "variable"}'
     loaded = load_job(path, {"env.set": {"A": "flag"}}, environ)
     assert loaded.spec.env.set == {"A": "flag", "B": "file", "C": "variable"}
-    assert loaded.origins["env.set.B"] == f"{path}:[env.set].B"
+    assert loaded.origins["env.set.B"] == f"{path}: [env.set].B"
 
 
 def test_venv_and_python_put_each_other_out(environ: dict[str, str], write_job: WriteJob) -> None:
@@ -174,11 +203,50 @@ def test_a_mistake_gives_one_line_with_file_and_key(
     assert caught.value.exit_code == 78
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646, 0o620])
+@pytest.mark.parametrize("mode", [0o666, 0o646, 0o622])
 def test_a_job_file_that_others_can_write_is_refused_with_the_remedy(
     mode: int, environ: dict[str, str], write_job: WriteJob
 ) -> None:
     path = write_job("", mode)
+    with pytest.raises(SpecError, match=f"chmod go-w {path}"):
+        load_job(path, {}, environ)
+
+
+def test_a_job_file_that_a_shared_group_can_write_is_refused(write_job: WriteJob) -> None:
+    path = write_job("", 0o664)
+    shared = [
+        each.gr_gid for each in grp.getgrall() if each.gr_name not in (pwd.getpwuid(os.geteuid()).pw_name, "root")
+    ]
+    for gid in (*shared[:5], 2**31 - 9):  # the last one has no name
+        fields = list(path.stat())
+        fields[5] = gid
+        with pytest.raises(SpecError, match=f"chmod go-w {path}"):
+            refuse_untrusted(path, os.stat_result(fields), SpecError)
+
+
+@needs_own_group
+def test_a_job_file_that_only_the_users_own_group_can_write_is_read(
+    environ: dict[str, str], write_job: WriteJob
+) -> None:
+    path = write_job("", 0o664)
+    os.chown(path, -1, pwd.getpwuid(os.geteuid()).pw_gid)
+    assert load_job(path, {}, environ).spec.name == "train"
+
+
+@needs_own_group
+def test_a_job_file_whose_access_list_lets_somebody_write_is_refused(
+    environ: dict[str, str], write_job: WriteJob
+) -> None:
+    path = write_job("", 0o664)
+    os.chown(path, -1, pwd.getpwuid(os.geteuid()).pw_gid)
+    # version 2; user, user 65534 (may write), group, mask, others: tag, permissions, id
+    entries = [(1, 6, 2**32 - 1), (2, 6, 65534), (4, 4, 2**32 - 1), (16, 6, 2**32 - 1), (32, 4, 2**32 - 1)]
+    try:
+        os.setxattr(
+            path, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *e) for e in entries)
+        )
+    except OSError:
+        pytest.skip("this file system has no access control lists")
     with pytest.raises(SpecError, match=f"chmod go-w {path}"):
         load_job(path, {}, environ)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -118,10 +119,10 @@ def run_attempt(
     word, number, token = batch("begin", run).stdout.split()
     assert word == "go"
     attempt = run.attempt(int(number))
-    log = attempt.logs / "node.log"
+    log = attempt.logs / f"{socket.gethostname().partition('.')[0]}.log"
     argv = [*(mpirun_argv(3) if launcher is None else launcher), *shim_argv(run, int(number))]
     began = time.monotonic()
-    with open(log, "wb") as out:
+    with open(log, "ab") as out:
         environment = {**mpi_environment(), "HPC_TRAIN_TOKEN": token}
         process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/")
     try:

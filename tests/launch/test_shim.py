@@ -113,7 +113,7 @@ def test_an_exception_that_cannot_be_described_still_ends_the_program(tmp_path: 
 
 def test_output_that_is_no_utf8_reaches_the_log_unchanged(tmp_path: Path) -> None:
     ended = run_one(tmp_path, r"import sys; sys.stdout.buffer.write(b'\xff\xfe\n'); raise ValueError('end')")
-    assert (ended.attempt.logs / "node.log").read_bytes().startswith(b"\xff\xfe\n")
+    assert next(ended.attempt.logs.iterdir()).read_bytes().startswith(b"\xff\xfe\n")
 
 
 def test_a_program_may_close_its_output_and_change_its_directory(tmp_path: Path) -> None:
@@ -341,3 +341,14 @@ def test_attempts_go_on_after_a_failure_with_the_next_number(tmp_path: Path) -> 
     assert "the same end as before" in second.decision.reason
     write_json(run.path / "unrelated.json", {})
     assert [attempt.number for attempt in run.attempts()] == [0, 1]
+
+
+def test_an_end_inside_the_start_of_mpi_is_not_the_programs_own(tmp_path: Path) -> None:
+    # As Open MPI leaves when the launcher or a node goes away meanwhile: code 14, and no Python code runs any more.
+    stand_in = tmp_path / "mpi4py"
+    stand_in.mkdir()
+    (stand_in / "__init__.py").touch()
+    (stand_in / "MPI.py").write_text("import os; os._exit(14)")
+    text = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport hpc_train; hpc_train.init()"
+    ended = run_one(tmp_path, text, mpi="mpirun")
+    assert (ended.decision.failure, ended.word) == ("peer_lost", "again")

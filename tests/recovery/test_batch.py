@@ -145,6 +145,40 @@ def test_wrong_arguments_are_a_clean_error(run: RunDir, arguments: tuple[str, ..
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("failure", ["terminated", "stopped"])
+def test_a_job_that_was_cancelled_at_the_scheduler_does_not_come_back(run: RunDir, failure: str) -> None:
+    attempt = start_attempt(run, NODES)
+    Journal(run, "rank0", 0).append("commit", step=3)
+    for rank in NODES:
+        write_mark(attempt, mark(failure, rank, code=75))
+    done = call(
+        "decide", run, "--submission", "0", "--attempt", "0", "--code", "143", "--terminated",
+        SLURM_JOB_ID="77", HPC_TRAIN_QUEUE_SAYS="COMPLETING          0           None",
+    )  # fmt: skip
+    assert done.stdout.startswith("stop ")
+    decision = read_decision(attempt)
+    assert decision is not None and (decision.failure, decision.word) == ("cancelled", "stop")
+    # Somebody starts that job by hand after all.
+    assert begin(run, SLURM_RESTART_COUNT="1").stdout.startswith("go 1 ")
+
+
+def test_a_job_that_slurm_requeues_by_itself_is_left_alone(run: RunDir) -> None:
+    attempt = start_attempt(run, NODES)
+    for rank in NODES:
+        write_mark(attempt, mark("terminated", rank, code=143))
+    says = {"SLURM_JOB_ID": "77", "HPC_TRAIN_QUEUE_SAYS": "COMPLETING          1           None"}
+    done = call("decide", run, "--submission", "0", "--attempt", "0", "--code", "143", "--terminated", **says)
+    assert done.stdout == "leave 143 -\n"
+    assert "preempted" in done.stderr and "requeued from outside" in done.stderr
+    assert begin(run, SLURM_RESTART_COUNT="1").stdout.startswith("go 1 ")
+
+
+def test_a_shell_that_lives_on_beside_the_next_attempt_leaves_the_job_alone(run: RunDir) -> None:
+    start_attempt(run, NODES)
+    assert begin(run).stdout.startswith("go 1 ")
+    assert decide(run, 143).stdout.startswith("leave ")
+
+
 def test_begin_starts_again_what_the_scheduler_ended_and_started_again(run: RunDir) -> None:
     # Preempted before a new checkpoint: by itself no reason to go on, but Slurm has requeued the job already.
     start_attempt(run, NODES)

@@ -117,7 +117,10 @@ def test_a_decision_is_read_as_it_was_taken(run: RunDir) -> None:
     assert read_decision(attempt) == decision
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"word": "again"}', '{"exclude": null}'])
+NO_WORD = '{"word": "maybe", "failure": "hang", "reason": "", "exclude": []}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"word": "again"}', '{"exclude": null}', NO_WORD])
 def test_a_damaged_decision_is_none(run: RunDir, text: str) -> None:
     attempt = start_attempt(run, NODES)
     attempt.decision.write_text(text)

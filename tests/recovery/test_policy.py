@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION
 from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide
 from hpc_train.run.marks import CODE_OF_CLASS
 from tests.run.records import mark
@@ -52,6 +53,11 @@ TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
         ({"is_done": True, "is_cancelled": True, **end_of("crash")}, {}, "done", "done"),
         # cancelled by its user
         ({"is_cancelled": True, **end_of("stopped"), **PROGRESS}, {}, "stop", "cancelled"),
+        ({"ended_by": CANCEL, **end_of("stopped"), **PROGRESS}, {}, "stop", "cancelled"),
+        # preempted before a new checkpoint: no fault of the program, but not for ever
+        ({**TERMINATED, "ended_by": PREEMPTION, "stop_reason": PREEMPTION}, {}, "again", "preempted"),
+        ({**TERMINATED, "ended_by": PREEMPTION, "stop_reason": "wall time", **PROGRESS}, {}, "again", "preempted"),
+        ({**TERMINATED, "ended_by": NODE_FAILURE, "stop_reason": NODE_FAILURE}, {}, "again", "node_fail"),
         # 75: saved on request; does not count as a failure
         ({**end_of("stopped"), **PROGRESS}, {}, "again", "stopped"),
         ({**end_of("stopped"), **PROGRESS, "past": [past("crash")] * 9}, {}, "again", "stopped"),

@@ -296,3 +296,17 @@ def test_process_start_tells_two_processes_of_one_pid_apart(bystander: subproces
     assert process_start(os.getpid()) == process_start(os.getpid())
     assert (process_start(bystander.pid) or 0) > (process_start(1) or 0)
     assert process_start(2**22 + 1) is None
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_only_a_run_that_nobody_cancelled_is_said_to_have_lost_its_supervisor(machine: Machine, is_asked: bool) -> None:
+    job_id = machine.submit("sleep 60")
+    submission = submission_of(job_id)
+    noted_pid(job_id, "start")
+    if is_asked:
+        RunDir(submission.path.parent).cancelled.touch()
+    record = read_record(submission)
+    assert record is not None
+    os.kill(record.pid, signal.SIGTERM)
+    state = machine.wait(job_id, "cancelled")
+    assert state.reason == ("" if is_asked else "its supervisor was told to end, as when the machine shuts down")

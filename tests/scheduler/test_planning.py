@@ -74,6 +74,24 @@ def test_what_cannot_be_judged_from_here_is_not(tmp_path: Path, command: str) ->
     plan(tmp_path, command=command)
 
 
+@pytest.mark.parametrize("site", ["local", "slurm"])
+def test_a_command_line_in_one_word_is_refused_on_every_site(tmp_path: Path, site: str) -> None:
+    with pytest.raises(SpecError, match=r"as separate words: `-- python train.py --data data`"):
+        plan(tmp_path, command='["python train.py --data data"]', **{"job.site": site})
+    write_program(tmp_path, "my train", "exit")
+    plan(tmp_path, command='["./my train"]', **{"job.site": site})
+
+
+def test_a_program_that_this_machine_lacks_is_refused_where_it_runs_the_job(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no program 'pyhton' in PATH; did you mean 'python'"):
+        plan(tmp_path, command='["pyhton", "train.py"]', **{"job.site": "local"})
+    plan(tmp_path, command='["pyhton", "train.py"]', **{"job.site": "slurm"})  # the nodes may have it
+    for setup in ('[env]\nmodules = ["x"]\n', '[program]\nsetup = ["make"]\n'):
+        plan(tmp_path, setup, command='["pyhton", "train.py"]', **{"job.site": "local"})
+    for head in ("python3", "python3.12", "bash", PYTHON):
+        plan(tmp_path, command=f'["{head}", "train.py"]', **{"job.site": "local"})
+
+
 def test_a_script_is_looked_for_in_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "other.py").touch()

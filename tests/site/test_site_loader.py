@@ -86,7 +86,7 @@ def test_extends_of_an_unknown_site_names_the_file(environ: dict[str, str], writ
         load_site("a", environ)
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o620])
+@pytest.mark.parametrize("mode", [0o646, 0o666, 0o622])
 def test_a_file_that_others_can_write_is_refused(mode: int, environ: dict[str, str], write_site: WriteSite) -> None:
     write_site("alpine", 'extends = "slurm"\n', mode)
     with pytest.raises(SiteError, match="chmod go-w"):

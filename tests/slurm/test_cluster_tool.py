@@ -223,7 +223,7 @@ def test_a_machine_without_namespaces_is_refused(own_dir: Path) -> None:
 def test_commands_for_a_running_cluster_say_how_to_start_one(own_dir: Path) -> None:
     for arguments in (["env"], ["run", "--", "true"], ["kill", "n1"], ["start", "n1"]):
         verb, *others = arguments
-        assert_one_line(run_tool(verb, "--dir", str(own_dir), *others), 69, "slurm-cluster up")
+        assert_one_line(run_tool(verb, "--dir", str(own_dir), *others), 69, f"{TOOL} up --dir {own_dir}")
 
 
 def test_a_directory_with_other_files_stays_untouched(own_dir: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurm_cluster import accounts, lifecycle, nodes
-from slurm_cluster.errors import EXIT_UNAVAILABLE, EXIT_WRONG_USE, ClusterError
+from slurm_cluster.errors import EXIT_UNAVAILABLE, EXIT_WRONG_USE, ClusterError, tool
 from slurm_cluster.layout import Layout
 from slurm_cluster.preflight import require_root, require_trusted
 
@@ -137,7 +137,7 @@ def env(options: argparse.Namespace, layout: Layout) -> int:
 def run(options: argparse.Namespace, layout: Layout) -> NoReturn:
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not argv:
-        raise ClusterError("run: give a command, like: slurm-cluster run -- srun hostname", exit_code=EXIT_WRONG_USE)
+        raise ClusterError(f"run: give a command, like: {tool()} run -- srun hostname", exit_code=EXIT_WRONG_USE)
     lifecycle.require_up(layout)
     accounts.become_and_execute(layout, argv)
 

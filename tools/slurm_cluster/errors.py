@@ -3,9 +3,17 @@
 Apart from the rest so that every part can raise it without importing another part.
 """
 
+import shlex
+import sys
+
 EXIT_WRONG_USE = 2
 EXIT_UNAVAILABLE = 69
 EXIT_NOT_PERMITTED = 77
+
+
+def tool() -> str:
+    """This tool as it was called, so that a command in a message can be pasted into the same shell."""
+    return shlex.quote(sys.argv[0])
 
 
 class ClusterError(Exception):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from slurm_cluster import accounts, config_files, daemons, network, nodes, preflight
-from slurm_cluster.errors import ClusterError
+from slurm_cluster.errors import ClusterError, tool
 from slurm_cluster.layout import USER, Cluster, Layout, Settings
 from slurm_cluster.processes import last_lines, wait_until
 
@@ -76,7 +76,7 @@ def require_up(layout: Layout) -> Cluster:
     """The cluster, if it is up; ClusterError with the command that brings it up if not."""
     settings = Settings.load(layout.settings)
     if settings is None or not all(daemons.are_running(layout).values()):
-        raise ClusterError(f"no cluster is up in {layout.root}; start it with: slurm-cluster up --dir {layout.root}")
+        raise ClusterError(f"no cluster is up in {layout.root}; start it with: {tool()} up --dir {layout.root}")
     return Cluster(layout, settings)
 
 
@@ -108,7 +108,7 @@ def up(layout: Layout, *, num_nodes: int, subnet: IPv4Network, say: Say) -> None
         except BaseException:
             _remove_leftovers(layout)
             raise
-        say(f'up in {time.monotonic() - started:.1f} s; next: eval "$(slurm-cluster env --dir {layout.root})"')
+        say(f'up in {time.monotonic() - started:.1f} s; next: eval "$({tool()} env --dir {layout.root})"')
 
 
 def down(layout: Layout, say: Say) -> None:

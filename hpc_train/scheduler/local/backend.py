@@ -18,6 +18,7 @@ from pathlib import Path
 from hpc_train.errors import SchedulerError
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.backend import JobState
+from hpc_train.scheduler.local.orphans import end_orphans
 from hpc_train.scheduler.local.record import SupervisorRecord, is_locked, process_start, read_record
 
 __all__ = ["LocalBackend"]
@@ -73,6 +74,9 @@ class LocalBackend:
         submission = _submission(job_id)
         record = read_record(submission)
         if record is None or not is_locked(submission):
+            # A supervisor that was killed could not end its ranks.
+            if not end_orphans(RunDir(submission.path.parent)):
+                raise SchedulerError(f"processes of {submission.path.parent} do not end; see: ps -ef")
             return
         if record.host != socket.gethostname():
             raise SchedulerError(f"the run's supervisor is on {record.host}; cancel it there")

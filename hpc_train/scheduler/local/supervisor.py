@@ -22,6 +22,7 @@ from typing import Any
 
 from hpc_train.files import read_json
 from hpc_train.run.layout import RunDir, SubmissionDir
+from hpc_train.scheduler.local.orphans import end_orphans
 from hpc_train.scheduler.local.record import SupervisorRecord, hold_lock, process_start, write_record
 
 __all__ = ["Supervisor", "Times", "main"]
@@ -93,7 +94,8 @@ class Supervisor:
                 return code
             self.tell("requeued", f"the next attempt starts in {self.times.backoff_s:g} s")
             self._pause(time.monotonic() + self.times.backoff_s)
-        self.tell("cancelled")
+        is_asked = RunDir(self.submission.path.parent).cancelled.exists()
+        self.tell("cancelled", "" if is_asked else "its supervisor was told to end, as when the machine shuts down")
         return code
 
     def is_cancelled(self) -> bool:
@@ -180,6 +182,7 @@ def main(argv: list[str]) -> int:
         if not is_mine:
             print("hpc-train: this submission has a supervisor already", file=sys.stderr)
             return 69
+        end_orphans(run)  # of an earlier submission whose supervisor was killed
         supervisor = Supervisor(submission, times)
         try:
             return supervisor.run()

@@ -78,7 +78,7 @@ def _ended(number: int, decision: Decision) -> list[str]:
     phase = f", phase {decision.phase}" if decision.phase else ""
     lines = [f"attempt {number} ended: {decision.failure}{where}{step}{phase}", f"          {decision.reason}"]
     if decision.exclude:
-        lines.append(f"          excluded from then on: {', '.join(decision.exclude)}")
+        lines.append(f"          avoided from then on, where enough other nodes are up: {', '.join(decision.exclude)}")
     return lines
 
 
@@ -93,23 +93,32 @@ def _next(view: RunView) -> str:
     if view.state in ("running", "completing"):
         return "it runs"
     if view.state in ("pending", "requeued"):
-        return f"it waits and starts by itself{_waits_for(view)}"
+        return _waits(view)
     if view.state == "held":
         repaired = "; see the reason above first" if view.newest is not None and view.newest.word == "hold" else ""
         return f"it is held until you ask: {requeue}{repaired}"
     if view.state == "unknown":
         return f"nobody knows whether it goes on; see: hpc-train logs {name}; to go on: {requeue}"
     if view.newest is None:
+        if not view.attempts and not any(each.batch_log.exists() for each in view.run.submissions()):
+            return f"its batch script never began: do the nodes see {view.run.path}? To go on: {requeue}"
         return f"it does not start again by itself; see: hpc-train logs {name}; to go on: {requeue}"
     if view.newest.word in ("again", "again-elsewhere"):
         return f"it was to start again, but its job has ended; to go on: {requeue}"
     return f"it does not start again by itself; after a repair: {requeue}"
 
 
-def _waits_for(view: RunView) -> str:
+def _waits(view: RunView) -> str:
+    waits = "it waits and starts by itself"
     if view.scheduler != "slurm":
-        return f": {view.job.reason}" if view.job.reason else ""
+        return f"{waits}: {view.job.reason}" if view.job.reason else waits
     from hpc_train.scheduler.slurm.states import explain_reason
 
     explained = explain_reason(view.job.reason)
-    return f": {explained} ({view.job.reason})" if explained else f" ({view.job.reason or 'no reason given'})"
+    if "cancel it" in explained:
+        return f"it waits, and as it is it never starts: {explained} ({view.job.reason})"
+    return (
+        f"{waits}: {explained} ({view.job.reason})"
+        if explained
+        else f"{waits} ({view.job.reason or 'no reason given'})"
+    )

@@ -36,7 +36,8 @@ def find_ranks(run_dir: str | os.PathLike[str]) -> list[RankProcess]:
 def _shim(entry: Path, run_dir: str) -> tuple[int, int] | None:
     try:
         argv = (entry / "cmdline").read_bytes().split(b"\0")
-        if not any(argv[i : i + 3] == [b"hpc_train", b"run", os.fsencode(run_dir)] for i in range(len(argv))):
+        # Right behind the interpreter: srun and its own child have these words too, further behind.
+        if argv[1:5] != [b"-m", b"hpc_train", b"run", os.fsencode(run_dir)]:
             return None
         pairs = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair)
         parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])

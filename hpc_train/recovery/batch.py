@@ -119,6 +119,6 @@ def sentence(decision: Decision, attempt: int) -> str:
     step = "" if decision.step is None else f" at step {decision.step}"
     saved = "none" if decision.last_commit is None else f"step {decision.last_commit}"
     return (
-        f"hpc-train: attempt {attempt}: {decision.failure}:{who}{step}: {decision.reason} "
+        f"hpc-train: attempt {attempt}: {decision.failure}{':' if who or step else ''}{who}{step}: {decision.reason} "
         f"[last commit: {saved}; next: {decision.word}]"
     )

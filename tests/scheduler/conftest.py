@@ -16,6 +16,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     """A job of one rank on a Slurm site that warns; its run directory has an odd name."""
     run = make_run(tmp_path / "runs 50%" / "r-1")
     bin_dir = tmp_path / "bin"
+    write_program(bin_dir, "sinfo", "exit 1")  # nobody knows how many nodes there are
     for name in ("scontrol", "squeue"):
         write_program(bin_dir, name, f'{log_call(bin_dir / "calls")}\n[ ! -e "${{0%/*}}/$1.refused" ] || exit 1')
     write_program(

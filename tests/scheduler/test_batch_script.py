@@ -101,6 +101,17 @@ def test_a_refused_requeue_ends_with_75_and_says_what_to_do(stage: Stage, answer
     assert stage.finish() == (75, f"hpc-train: Slurm does not {word} this job; go on with: hpc-train requeue r-1\n")
 
 
+@pytest.mark.parametrize(("num_up", "is_excluded"), [(3, True), (2, False)])
+def test_no_node_is_excluded_that_the_job_cannot_do_without(stage: Stage, num_up: int, is_excluded: bool) -> None:
+    nodes = "".join(f"echo n{number} mixed; " for number in range(1, num_up + 1))
+    write_program(stage.bin, "sinfo", f'case "$*" in *--nodes=n2*) echo n2 mixed ;; *) {nodes} echo "n9 down*" ;; esac')
+    stage.answers(decide="echo again-elsewhere 76 n2")
+    code, said = stage.finish()
+    assert code == 0
+    assert ("scontrol update jobid=77 ExcNodeList=n2" in stage.calls) == is_excluded
+    assert ("n2 is not excluded: the queue would have 1 nodes left and the job needs 2" in said) != is_excluded
+
+
 def test_a_node_that_cannot_be_excluded_does_not_stop_the_requeue(stage: Stage) -> None:
     (stage.bin / "update.refused").touch()
     stage.answers(decide="echo again-elsewhere 76 n2")

@@ -114,6 +114,14 @@ def test_the_reason_is_the_runs_own_once_it_has_ended(slurm: Path, tmp_path: Pat
     assert view_run(run).reason == "Priority"
 
 
+def test_a_run_cancelled_between_two_attempts_does_not_say_that_it_goes_on(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    make_attempt(run, word="again", reason="ended by SIGKILL; starts again")
+    (slurm / "queue").write_text("7|CANCELLED|n1|BeginTime\n")
+    assert view_run(run).reason == "cancelled while it waited to start again"
+
+
 def test_many_runs_are_one_query(slurm: Path, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"r{number}") for number in range(5)]
     for number, run in enumerate(runs):

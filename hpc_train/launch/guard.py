@@ -29,6 +29,7 @@ from hpc_train.run.marks import class_of_code
 
 __all__ = ["InProcess", "command_to_execute", "parse_python_command", "run_guarded"]
 
+NOTE_LIMIT_S = 2.0  # a file system that hangs must not keep a program that has failed
 _PYTHON = re.compile(r"python(?:3(?:\.(\d+))?)?")
 
 
@@ -112,6 +113,10 @@ def _end(error: BaseException, page: Page) -> None:
     except BaseException:  # noqa: BLE001 - out of memory again, a broken __str__: still no hang
         code = 1
         page.last_words("program", f"{type(error).__name__}, and it could not be described", code)
+    # Slurm's PMIx kills the whole step, monitors too, once it sees that an MPI process has gone. Those that stop on
+    # request leave together, and their mark says that they have.
+    if not isinstance(error, Stopped):
+        page.await_note(NOTE_LIMIT_S)
     _leave(code)
 
 

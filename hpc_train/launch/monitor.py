@@ -17,7 +17,7 @@ from hpc_train.launch.ending import Circumstances, Ending, how_it_ended
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.kernel import become_subreaper, count_oom_kills, end_leftovers, is_stuck_state, process_state
 from hpc_train.launch.output import say
-from hpc_train.launch.page import FINISHED, WAITS_FOR_PEERS, Page
+from hpc_train.launch.page import FINISHED, WAITS_FOR_PEERS, Page, Snapshot
 from hpc_train.launch.peers import Peers
 from hpc_train.launch.verdict import Limits, Verdict, judge
 from hpc_train.run.layout import AttemptDir
@@ -66,6 +66,7 @@ class Monitor:
         self._verdict: Verdict | None = None
         self._is_finished = False
         self._has_announced_end = False
+        self._has_noted_words = False
         self._last_look = time.monotonic()
         # When things happened first, CLOCK_MONOTONIC: told to end, last words, SIGKILL.
         self._told_at: float | None = None
@@ -79,6 +80,7 @@ class Monitor:
         """
         self.child, self._spared = child, spared
         become_subreaper()
+        self.page.watch()
         while True:
             info = signal.sigtimedwait(_WAITED, 0.5)
             now = time.monotonic()
@@ -123,7 +125,7 @@ class Monitor:
         # Written at once: mpirun's SIGKILL follows a second later, and a rank without a word looks like a dead node.
         if has_finished:
             self._mark_finished()
-        elif self._verdict is None and not self._has_announced_end:
+        elif self._verdict is None and not self._has_announced_end and not self._has_noted_words:
             cause = f"ended by {signal.Signals(number).name} by the launcher or the scheduler"
             self._mark(Ending("terminated", cause, 128 + number))
             self._has_announced_end = True
@@ -132,6 +134,7 @@ class Monitor:
         page = self.page.read()
         if page.failure:
             self._words_at = self._words_at or now
+            self._note_words(page)
             if now - self._words_at > LEAVE_GRACE_S:
                 self._kill()
         if self._told_at is not None and now - self._told_at > self.limits.term_grace_s:
@@ -148,6 +151,14 @@ class Monitor:
                 verdict = self._verdict
                 self._mark(Ending(verdict.failure, verdict.cause, _code(verdict)), verdict.blamed)
                 self._kill()
+
+    def _note_words(self, page: Snapshot) -> None:
+        """The mark before the end: once this rank's program is gone, the launcher may kill this monitor at once."""
+        if self._has_noted_words or page.failure == "stopped":
+            return
+        self._has_noted_words = True
+        self._mark(Ending(page.failure, page.cause, page.code or 1))
+        self.page.note()
 
     def _judge(self, now: float) -> Verdict | None:
         company = replace(self._peers.company, state=is_stuck_state(process_state(self.child)))
@@ -184,7 +195,8 @@ class Monitor:
             self._mark_finished(is_abrupt=self.is_guarded and page.state != FINISHED)
             self._end_leftovers()
             return self._await_all() if self.identity.rank == 0 else 0
-        self._mark(ending)
+        if not self._has_noted_words:
+            self._mark(ending)
         self._end_leftovers()
         if ending.failure == "stopped":
             self._linger()

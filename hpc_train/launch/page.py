@@ -7,9 +7,11 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
+import signal
 import struct
 import threading
 import time
@@ -35,7 +37,8 @@ _NAMES = (
     "state", "beats", "step", "code", "call_kind",
     "heartbeat", "moved", "phase_since", "phase_limit", "call_since", "thread_at",
 )  # fmt: skip
-_STOP = 120  # a flag apart from the head: the monitor writes it while the program writes the head
+# Flags apart from the head: the monitor writes them while the program writes the head.
+_STOP, _WATCHED, _NOTED = 120, 121, 122
 _PHASE = (128, 128)  # offset, bytes of each text; the first two bytes hold its length
 _CALL = (256, 512)
 _CLASS = (768, 64)
@@ -177,6 +180,24 @@ class Page:
     def stop_requested(self) -> bool:
         """Whether the monitor was asked to stop the program."""
         return bool(self._map[_STOP])
+
+    def watch(self) -> None:
+        """A monitor is there and notes last words as soon as it hears of them."""
+        self._map[_WATCHED] = 1
+
+    def note(self) -> None:
+        """The monitor has written the last words down."""
+        self._map[_NOTED] = 1
+
+    def await_note(self, limit_s: float) -> None:
+        """Wait until the last words are written down, where a monitor watches; it is this process's parent."""
+        if not self._map[_WATCHED]:
+            return
+        deadline = time.monotonic() + limit_s
+        with contextlib.suppress(OSError):
+            os.kill(os.getppid(), signal.SIGCHLD)  # wakes it
+        while not self._map[_NOTED] and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def set_call(self, call: str, since: float, kind: int = 0) -> None:
         """The one call that the main thread has been in since then, "" for none; what it waits for."""

@@ -104,7 +104,10 @@ def write_mark(attempt: AttemptDir, mark: ExitMark, *, replace: bool = False, du
     path = attempt.exits / f"rank-{mark.writer}.json"
     if replace or not path.exists():
         record = dataclasses.asdict(dataclasses.replace(mark, time=mark.time or time.time()))
-        write_json(path, record, durable=durable)
+        # Seen first, durable second: the launcher's SIGKILL can follow within milliseconds; a written file outlives it.
+        write_json(path, record, durable=False)
+        if durable:
+            write_json(path, record)
 
 
 def read_marks(attempt: AttemptDir) -> list[ExitMark]:

@@ -55,6 +55,17 @@ def test_a_text_given_to_sys_exit_is_the_cause(tmp_path: Path) -> None:
     assert "no learning rate given" in ended.log
 
 
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyError('x')"])
+def test_a_bad_end_is_written_down_before_the_program_is_gone(tmp_path: Path, end: str) -> None:
+    # Slurm's PMIx ends the step, monitors too, as soon as it sees that an MPI process has gone without MPI_Finalize.
+    look = "atexit.register(lambda: print('mark:', os.path.exists(mark), flush=True))"
+    mark = "mark = os.environ['HPC_TRAIN_RUN_DIR'] + '/attempt-000/exit/rank-0.json'"
+    ended = run_one(tmp_path, f"import atexit, os, sys\n{mark}\n{look}\n{end}")
+    assert "mark: True" in ended.log
+    assert ended.log.count("hpc-train: rank 0 on ") == 1
+    assert ended.decision.failure == "program"
+
+
 def test_what_was_written_before_a_bad_end_is_in_the_files(tmp_path: Path) -> None:
     ended = run_one(
         tmp_path,

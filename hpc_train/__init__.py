@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hpc_train.checkpoint import Checkpointer, rng_state
     from hpc_train.data import ShardStream
     from hpc_train.errors import HpcTrainError, Stopped
+    from hpc_train.observe.commits import commit
     from hpc_train.observe.progress import Progress
     from hpc_train.parallel.ddp import settled_ddp
     from hpc_train.parallel.seeding import seed_ranks
@@ -29,6 +30,7 @@ __all__ = [
     "Stopped",
     "World",
     "__version__",
+    "commit",
     "init",
     "rng_state",
     "seed_ranks",
@@ -46,6 +48,7 @@ _HOMES = {
     "StopRequest": "hpc_train.recovery.stop",
     "Stopped": "hpc_train.errors",
     "World": "hpc_train.world",
+    "commit": "hpc_train.observe.commits",
     "init": "hpc_train.bootstrap.init",
     "rng_state": "hpc_train.checkpoint",
     "seed_ranks": "hpc_train.parallel.seeding",

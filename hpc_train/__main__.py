@@ -1,7 +1,7 @@
 """`python -m hpc_train`: the same program as `hpc-train`.
 
-The internal commands (run, begin, decide, supervise) are answered here before click is imported: they start on every
-rank or in the batch shell, where the standard library must do.
+The internal commands (run, begin, decide, succeed, supervise) are answered here before click is imported: they start on
+every rank or in the batch shell, where the standard library must do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ def main() -> int:
         from hpc_train.recovery.batch import main as batch
 
         return batch(name, arguments)
+    if name == "succeed":
+        from hpc_train.scheduler.slurm.successor import main as succeed
+
+        return succeed(arguments)
     if name == "supervise":
         from hpc_train.scheduler.local.supervisor import main as supervise
 

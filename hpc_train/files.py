@@ -6,10 +6,13 @@ Apart from the rooms because every one of them writes small records on a shared 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +22,18 @@ from hpc_train.errors import HpcTrainError, SpecError
 
 __all__ = [
     "append_line",
+    "flush_file_system",
     "fsync_dir",
     "has_control_characters",
     "parse_record",
+    "process_start",
     "read_json",
     "read_text",
     "record_text",
     "refuse_control_characters",
     "slug",
+    "tell",
+    "why_unreadable",
     "write_atomic",
     "write_json",
 ]
@@ -41,6 +48,23 @@ def fsync_dir(path: str | os.PathLike[str]) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def flush_file_system(path: str | os.PathLike[str]) -> None:
+    """Make durable what this node has written to the file system that holds `path`. Raises: OSError.
+
+    One call a node instead of one a file: rank 0 cannot flush what other nodes hold in their caches.
+    """
+    import ctypes  # here: commands of a login node need it not
+
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(path))
     finally:
         os.close(fd)
 
@@ -122,6 +146,29 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not allowed in JSON here")
 
 
+def why_unreadable(path: str | os.PathLike[str], error: OSError | ValueError) -> str:
+    """One line on a file or directory of ours that cannot be read: which, what is wrong, and who acts."""
+    if not isinstance(error, OSError):
+        said = str(error).removeprefix(f"{path}: ")
+        return f"{path} is damaged ({said}); put it back from a copy, if there is one"
+    said = f"{path} cannot be read ({error.strerror or error})"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{said}; who owns it must give you the right: {_owned(path)}"
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
+        return f"{said}; something else lies in its place: put it back from a copy, or move that away"
+    if error.errno == errno.ENOENT:
+        return f"{said}; it was moved or removed"
+    return f"{said}; the file system does not do its work: ask the site, with this path"
+
+
+def _owned(path: str | os.PathLike[str]) -> str:
+    try:
+        owner = os.stat(path).st_uid
+    except OSError:  # it lies in a directory that may not be searched
+        return f"ls -ld {shlex.quote(os.path.dirname(os.fspath(path)) or '.')}"
+    return f"chmod u+r {shlex.quote(os.fspath(path))}" if owner == os.geteuid() else f"user id {owner}"
+
+
 def record_text(kind: str, version: int, values: Mapping[str, Any]) -> str:
     """A JSON record that says what it is: `format` and `version` before its values, in their order."""
     record = {"format": kind, "version": version, **values}
@@ -155,6 +202,24 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def tell(line: str) -> None:
+    """One line on standard error, whether or not anybody takes it: a log on a full disk must not stop its writer."""
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="replace") + b"\n")
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (/proc/PID/stat, field 22); None if there is none.
+
+    A PID alone is not a name: it is recycled.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])  # the name before ')' may hold blanks and parentheses
 
 
 def has_control_characters(text: str) -> bool:

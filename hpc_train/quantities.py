@@ -1,4 +1,4 @@
-"""Times, sizes and durations as people and Slurm write them, to exact numbers and back.
+"""Times, sizes, durations and counts as people and Slurm write them, to exact numbers and back.
 
 Apart from the rooms because a wall time read one way at submit and another way in the batch script ends a run early:
 one grammar, taken from Slurm, for all. Standard library only.
@@ -6,13 +6,17 @@ one grammar, taken from Slurm, for all. Standard library only.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 
 from hpc_train.errors import SpecError
 
 __all__ = [
     "MAX_SECONDS",
+    "divisors",
     "format_bytes",
+    "format_counts",
     "format_duration",
     "format_memory",
     "format_walltime",
@@ -167,3 +171,16 @@ def shown(value: object, limit: int = 60) -> str:
     """The value as Python writes it (control characters visible), cut so that an error stays one short line."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 10]}…{text[-1]}"
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive whole number, rising. Cost: O(sqrt(number))."""
+    low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return low + [number // value for value in reversed(low) if value * value != number]
+
+
+def format_counts(numbers: Sequence[int]) -> str:
+    """A list of numbers for a message; a long one is cut in the middle."""
+    if len(numbers) > 24:
+        return ", ".join(map(str, numbers[:16])) + ", ..., " + ", ".join(map(str, numbers[-4:]))
+    return ", ".join(map(str, numbers))

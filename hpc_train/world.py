@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hpc_train.errors import UsageError
 
-__all__ = ["SoloCollectives", "SoloWorld", "World", "alone", "on_root"]
+__all__ = ["ShownWorld", "SoloCollectives", "SoloWorld", "World", "alone", "on_nodes", "on_root"]
 
 T = TypeVar("T")
 
@@ -76,6 +76,17 @@ class World(Protocol):
         """Tell the watchdog what this rank does now; after `limit_s` (None: the run's limit) it ends the rank."""
 
 
+class ShownWorld:
+    """How a World prints: what somebody who types `print(world)` wants to know."""
+
+    def __repr__(self) -> str:
+        """For people: MpiWorld(rank 1 of 4, local rank 1 of 2 on n3, device cpu, attempt 0 of run train-…)."""
+        world: Any = self
+        place = f"local rank {world.local_rank} of {world.local_size} on {world.node}, device {world.device}"
+        run = "outside a run" if world.run_dir is None else f"attempt {world.attempt} of run {world.run_dir.name}"
+        return f"{type(self).__name__}(rank {world.rank} of {world.size}, {place}, {run})"
+
+
 class SoloCollectives:
     """Collectives of one rank: each returns at once."""
 
@@ -95,7 +106,7 @@ class SoloCollectives:
         return value
 
 
-class SoloWorld(SoloCollectives):
+class SoloWorld(SoloCollectives, ShownWorld):
     """A World of one process outside any run: for laptops, notebooks and tools."""
 
     rank = 0
@@ -158,3 +169,21 @@ def on_root(world: World, act: Callable[[], T]) -> T:
         raise value
     result: T = value
     return result
+
+
+def on_nodes(world: World, act: Callable[[], None]) -> None:
+    """Run `act` on one rank of each node, and raise the first error on every rank alike. Collective.
+
+    It begins when all ranks have come, so that what a node's other ranks have done is done.
+    Raises: what `act` raised on the first node where it failed (it must be picklable, as our errors are).
+    """
+    error: Exception | None = None
+    world.barrier()
+    if world.local_rank == 0:
+        try:
+            act()
+        except Exception as problem:  # noqa: BLE001 - carried to all ranks and raised there
+            error = problem
+    for failed in world.allgather(error):
+        if failed is not None:
+            raise failed

@@ -2,6 +2,7 @@
 
 A suite is `unit`, `mpi`, `slurm` or `e2e`: by folder (tests/slurm, tests/e2e), else by the marker `mpi`, else unit.
 With HPC_TRAIN_EXPECT_SUITES="unit mpi" the run fails where one of these had no passed test or a skipped one.
+Where files are spread over workers (pytest -n 2 --dist loadfile), each worker has a cluster of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ import pytest
 pytest_plugins = ["tests.support.cluster"] if Path(__file__).with_name("support").is_dir() else []
 
 SUITES = ("unit", "mpi", "slurm", "e2e")  # in the order they run: quick and telling first
+# Workers begin with what tells most, too; then long files before short ones, so that they end together.
+_SUITES_OF_WORKERS = ("unit", "e2e", "slurm", "mpi")
 
 # Read before the environment is scrubbed; tools/test sets it.
 _EXPECTED = tuple(os.environ.get("HPC_TRAIN_EXPECT_SUITES", "").split())
 # What a surrounding job or shell must not lend to the tests.
 _SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "OMPI_", "MPICH_", "PRTE_", "HPC_TRAIN_", "HYDRA_")
-_SCRUBBED_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NO_COLOR")
+_SCRUBBED_NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NO_COLOR",
+    "PYTHONUNBUFFERED",
+)
 # Where the tools put what an unprivileged user must reach; the Slurm suite builds there.
 _KEPT = ("HPC_TRAIN_TEST_DIR", "HPC_TRAIN_CLUSTER_DIR", "HPC_TRAIN_KEEP_CLUSTER")
 
@@ -43,12 +55,11 @@ class _SuiteGate:
     """Counts outcomes per suite and fails the run over an expected suite that did not really run."""
 
     def __init__(self) -> None:
-        self.suites: dict[str, str] = {}
         self.passed: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        suite = self.suites.get(report.nodeid, "unit")
+        suite = str(dict(report.user_properties)["suite"])
         if report.passed and report.when == "call":
             self.passed[suite] += 1
         elif report.skipped and not hasattr(report, "wasxfail"):
@@ -60,6 +71,8 @@ class _SuiteGate:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if _worker(session.config):
+            return  # it has only a part; whoever spread the files sees all reports
         for suite in _EXPECTED:
             problem = None
             if not self.passed[suite]:
@@ -68,6 +81,11 @@ class _SuiteGate:
                 problem = f"{self.skipped[suite]} tests of this suite were skipped"
             if problem:
                 _report_error(session, f"suite {suite}", problem)
+
+
+def _worker(config: pytest.Config) -> str:
+    """The worker of pytest-xdist that this process is, like gw1, or ""."""
+    return str(getattr(config, "workerinput", {}).get("workerid", ""))
 
 
 def _report_error(session: pytest.Session, where: str, problem: str) -> None:
@@ -84,21 +102,20 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = set(_EXPECTED) - set(SUITES)
     if unknown:
         raise pytest.UsageError(f"HPC_TRAIN_EXPECT_SUITES names {sorted(unknown)}; there are {', '.join(SUITES)}")
-    config.stash[_GATE] = _SuiteGate()
-    config.pluginmanager.register(config.stash[_GATE], "suite gate")
+    config.pluginmanager.register(_SuiteGate(), "suite gate")
     config.pluginmanager.register(_Order(), "suite order")
     for name in list(os.environ):
         if name.startswith(_SCRUBBED) and name not in _KEPT:
             del os.environ[name]
     for name in _SCRUBBED_NAMES:
         os.environ.pop(name, None)
+    if (worker := _worker(config)) not in ("", "gw0"):
+        place = os.environ.get("HPC_TRAIN_CLUSTER_DIR", "/var/tmp/slurm-cluster")
+        os.environ["HPC_TRAIN_CLUSTER_DIR"] = f"{place}-{worker}"
     # Several ranks share few cores here; more threads than cores would only slow them down.
     os.environ["OMP_NUM_THREADS"] = "1"
     if os.geteuid() == 0:
         os.environ["OMPI_ALLOW_RUN_AS_ROOT"] = os.environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-
-
-_GATE = pytest.StashKey[_SuiteGate]()
 
 
 class _Order:
@@ -107,7 +124,8 @@ class _Order:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Put the suites in their order; within one, files keep theirs."""
-        items.sort(key=lambda item: SUITES.index(config.stash[_GATE].suites[item.nodeid]))
+        order = _SUITES_OF_WORKERS if _worker(config) else SUITES
+        items.sort(key=lambda item: order.index(_suite(item)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
@@ -115,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark by folder, and leave out what needs a GPU where there is none."""
     for item in items:
         suite = _suite(item)
-        config.stash[_GATE].suites[item.nodeid] = suite
+        item.user_properties.append(("suite", suite))
         if suite != "unit" and item.get_closest_marker(suite) is None:
             item.add_marker(suite)
     if not Path("/dev/nvidiactl").exists():

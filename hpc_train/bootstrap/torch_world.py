@@ -25,17 +25,25 @@ class TorchWorld(AttachedWorld):
     """The ranks of the default process group, which must exist. Collective to make: a gloo group of its own."""
 
     def __init__(self, attachment: Attachment | None = None) -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        local = (int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        rank, size, node = dist.get_rank(), dist.get_world_size(), socket.gethostname()
+        self._group = dist.new_group(backend="gloo")
         super().__init__(
             find_attachment(rank) if attachment is None else attachment,
             rank=rank,
             size=size,
-            local=local,
-            node=socket.gethostname(),
+            local=self._find_local(node),
+            node=node,
         )
-        self._group = dist.new_group(backend="gloo")
         self._ops = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+    def _find_local(self, node: str) -> tuple[int, int]:
+        """Local rank and size, as torchrun or the shim says; else by host names: a group made by hand tells neither."""
+        names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if all(name in os.environ for name in names):
+            return int(os.environ[names[0]]), int(os.environ[names[1]])
+        nodes: list[str] = [node] * dist.get_world_size()
+        dist.all_gather_object(nodes, node, group=self._group)
+        return nodes[: dist.get_rank()].count(node), nodes.count(node)
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

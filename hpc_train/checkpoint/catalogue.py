@@ -7,12 +7,12 @@ COMMIT, nothing else: no time stamps (clocks differ), and LATEST is only advice.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_train.checkpoint.names import parse_aside, parse_in_progress, parse_step
-from hpc_train.checkpoint.reader import read_commit
+from hpc_train.checkpoint.reader import check_index_file, read_commit
 from hpc_train.errors import CheckpointError, HpcTrainError, from_os_error
 
 __all__ = ["Entry", "find_root", "list_checkpoints", "newest"]
@@ -22,7 +22,8 @@ __all__ = ["Entry", "find_root", "list_checkpoints", "newest"]
 class Entry:
     """One directory of a root.
 
-    Attributes:  status: "committed"; "damaged" (a committed name whose COMMIT is missing or bad: `problem` says how);
+    Attributes:  status: "committed"; "damaged" (a committed name whose COMMIT is missing or bad, or whose index is
+    missing, unreadable or of another length: `problem` says how);
     "uncommitted" (a save under way, or cut off), "replaced", "abandoned" or "deleting" (put aside).
     num_bytes, world_size, created (seconds since 1970): from COMMIT, None without one.
     """
@@ -55,8 +56,8 @@ def find_root(path: str | os.PathLike[str]) -> Path:
 def list_checkpoints(root: str | os.PathLike[str]) -> list[Entry]:
     """Everything of ours in a root, oldest step first, what is put aside last. A missing root has none.
 
-    Names that only resemble ours are left out. Reads COMMIT files only, so "committed" says nothing of the data:
-    `verify` does.
+    Names that only resemble ours are left out. Reads COMMIT files only and looks whether the index is there, so
+    "committed" says nothing of the data: `verify` does.
     Raises: PermissionDeniedError, StorageError if the root cannot be read.
     """
     folder = Path(root)
@@ -84,7 +85,12 @@ def _entry(folder: Path, name: str) -> Entry | None:
             commit = read_commit(path)
         except HpcTrainError as error:
             return Entry(step, "damaged", path, problem=str(error))
-        return Entry(step, "committed", path, commit.num_bytes, commit.world_size, commit.created)
+        entry = Entry(step, "committed", path, commit.num_bytes, commit.world_size, commit.created)
+        try:
+            check_index_file(path, commit)
+        except HpcTrainError as error:
+            return replace(entry, status="damaged", problem=str(error))
+        return entry
     step = parse_in_progress(name)
     if step is not None:
         return Entry(step, "uncommitted", path)

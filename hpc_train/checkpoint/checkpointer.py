@@ -16,7 +16,8 @@ from hpc_train.checkpoint.catalogue import list_checkpoints
 from hpc_train.checkpoint.loading import Restore
 from hpc_train.checkpoint.names import MAX_STEP, step_name
 from hpc_train.checkpoint.reader import OpenCheckpoint
-from hpc_train.checkpoint.root import Root
+from hpc_train.checkpoint.resize import ON_RESIZE, Resize, check_resizable, plan_resize
+from hpc_train.checkpoint.root import STANDALONE, Root
 from hpc_train.checkpoint.saving import SaveRequest, save
 from hpc_train.checkpoint.writers import WRITERS
 from hpc_train.errors import CheckpointError, UsageError
@@ -56,7 +57,8 @@ class Checkpointer:
         if writer not in WRITERS:
             raise UsageError(f"writer = {writer!r}; allowed: {', '.join(WRITERS)}")
         self.root = Path(root) if root is not None else Path(str(run_dir)) / "checkpoints"
-        self._root = Root(self.root, _owner(self.root, run_dir))
+        is_inside = run_dir is not None and self.root.resolve().is_relative_to(run_dir.resolve())
+        self._root = Root(self.root, _owner(run_dir, is_inside=is_inside), run_dir if is_inside else None)
         self._keep, self._writer = keep, writer
         self._damaged: set[int] = set()
         self._left_newer = False
@@ -81,6 +83,8 @@ class Checkpointer:
             writer=self._writer,
             damaged=frozenset(self._damaged),
             newer_is_left=self._left_newer,
+            run="" if self._world.run_dir is None else self._world.run_dir.name,
+            attempt=None if self._world.run_dir is None else self._world.attempt,
         )
         path, num_bytes = save(self._world, self._root, request)
         self._damaged.discard(step)
@@ -95,7 +99,7 @@ class Checkpointer:
         *,
         per_rank: dict[str, Any] | None = None,
         step: int | str = "latest",
-        per_rank_on_resize: str = "refuse",
+        per_rank_on_resize: str = "reseed",
     ) -> int | None:
         """Restore a state in place from the newest checkpoint that is whole. Collective.
 
@@ -103,17 +107,14 @@ class Checkpointer:
         are assigned; parts of the checkpoint that `state` does not name stay unread.
 
         Args:  step: "latest", or the step to load (later checkpoints are put aside by the next save then).
-            per_rank_on_resize: what to do with `per_rank` when the checkpoint is of another number of ranks:
-            "refuse" or "skip" (leave it as it is).
+            per_rank_on_resize: what to do with `per_rank` of another number of ranks: "reseed" (ranks that saved get
+            their own back, others begin anew; for parts with `load_resized(state, seed)`, as `rng_state()`, else
+            refuse), "refuse" or "skip" (leave it). Log and journal say that the run is not bit-equal from there.
         Returns: the step; None when there is no checkpoint. A damaged newest one is skipped with a warning.
         Raises: the same error on all ranks: CheckpointError if it does not fit the state (nothing was touched), if the
             step asked for is missing or damaged, or all are damaged (the state is undefined then).
         """
-        if per_rank_on_resize not in ("refuse", "skip"):
-            raise UsageError(f"per_rank_on_resize = {per_rank_on_resize!r}; allowed: refuse, skip")
-        is_step = type(step) is int and 0 <= step <= MAX_STEP
-        if step != "latest" and not is_step:
-            raise UsageError(f'step = {step!r}; allowed: "latest" or an int from 0 to {MAX_STEP}')
+        is_step = _is_step(step, per_rank_on_resize)
         steps = on_root(self._world, self._candidates)
         if is_step:
             if step not in steps:
@@ -123,12 +124,16 @@ class Checkpointer:
         problems: list[str] = []
         for candidate in steps:
             try:
-                self._restore(candidate, state, per_rank, per_rank_on_resize)
+                resize = self._restore(candidate, state, per_rank, per_rank_on_resize)
             except DamagedCheckpoint as error:
                 self._note_damage(candidate, str(error))
                 problems.append(str(error))
                 continue
+            if problems:
+                self._tell_fallback(candidate, steps[: len(problems)], problems[0])
             self._world.record("resumed", step=candidate)
+            if resize is not None:
+                self._tell_resize(candidate, resize, is_training=per_rank is not None)
             return candidate
         if problems:
             raise CheckpointError(
@@ -148,10 +153,31 @@ class Checkpointer:
 
     def _note_damage(self, step: int, problem: str) -> None:
         self._damaged.add(step)
-        log.warning("rank %d: checkpoint step %d is damaged, trying an older one: %s", self._world.rank, step, problem)
-        self._world.record("checkpoint_damaged", step=step, problem=problem)
+        # The text names the rank, and is the same on all: one line of it is enough.
+        log_at = log.warning if self._world.rank == 0 else log.info
+        log_at("checkpoint step %d is damaged, trying an older one: %s", step, problem)
+        self._world.record("checkpoint_damaged", step=step, problem=problem[:1000])
 
-    def _restore(self, step: int, state: dict[str, Any], per_rank: dict[str, Any] | None, on_resize: str) -> None:
+    def _tell_fallback(self, step: int, damaged: list[int], problem: str) -> None:
+        log_at = log.warning if self._world.rank == 0 else log.info
+        log_at("loaded checkpoint step %d in place of %d newer ones that are damaged", step, len(damaged))
+        self._world.record("fallback", step=step, damaged=damaged[:20], problem=problem[:1000])
+
+    def _tell_resize(self, step: int, resize: Resize, *, is_training: bool) -> None:
+        """Say aloud that the run is no longer the one of the other size, bit for bit."""
+        self._world.record("resized", step=step, saved_ranks=resize.saved, num_ranks=resize.size, bit_equal=False)
+        if self._world.rank == 0:
+            is_loud = is_training or self._world.run_dir is not None  # not where a checkpoint is only looked at
+            log.log(
+                logging.WARNING if is_loud else logging.INFO,
+                "checkpoint step %d was saved by %d ranks and goes on with %d: the same samples in the same order, but "
+                "from here on not bit-equal to a run on %d ranks (other sums, other random numbers)",
+                step, resize.saved, resize.size, resize.saved,
+            )  # fmt: skip
+
+    def _restore(
+        self, step: int, state: dict[str, Any], per_rank: dict[str, Any] | None, on_resize: str
+    ) -> Resize | None:
         """Restore one checkpoint on all ranks, or raise the same error on all. Collective."""
         path = self.root / step_name(step)
         doing = f"cannot load {path}"
@@ -162,9 +188,13 @@ class Checkpointer:
             commit = opened.commit
             if len(set(self._world.allgather(commit.save_id))) > 1:
                 raise CheckpointError(f"{path}: ranks see different saves of this step; is another job saving there?")
+            resize = plan_resize(opened, rank=self._world.rank, size=self._world.size)
+            mine = None if resize is not None and on_resize == "skip" else per_rank
 
             def match() -> Restore:
-                restore = Restore(opened, state, self._rank_part(opened, per_rank, on_resize))
+                if resize is not None and mine is not None:
+                    check_resizable(mine, resize, on_resize, str(path))
+                restore = Restore(opened, state, mine, resize)
                 restore.match(self._world.rank)
                 return restore
 
@@ -172,29 +202,25 @@ class Checkpointer:
                 restore = together(self._world, match, doing)
                 together(self._world, restore.read, doing)
                 together(self._world, restore.apply, doing)
+            return resize
         finally:
             if opened is not None:
                 opened.close()
 
-    def _rank_part(
-        self, opened: OpenCheckpoint, per_rank: dict[str, Any] | None, on_resize: str
-    ) -> dict[str, Any] | None:
-        saved = opened.index.world_size
-        if per_rank is None or saved == self._world.size:
-            return per_rank
-        if on_resize == "skip":
-            log.warning("checkpoint of %d ranks loaded on %d: per_rank state is left as it is", saved, self._world.size)
-            return None
-        raise CheckpointError(
-            f"{opened.path}: saved by {saved} ranks, loaded on {self._world.size}: state that each rank had for itself"
-            ' (per_rank) has no owner here; load with the same number of ranks, or with per_rank_on_resize="skip"'
-        )
+
+def _is_step(step: int | str, on_resize: str) -> bool:
+    """Whether `load` was asked for one step. Raises: UsageError for arguments that it does not take."""
+    if on_resize not in ON_RESIZE:
+        raise UsageError(f"per_rank_on_resize = {on_resize!r}; allowed: {', '.join(ON_RESIZE)}")
+    is_step = type(step) is int and 0 <= step <= MAX_STEP
+    if step != "latest" and not is_step:
+        raise UsageError(f'step = {step!r}; allowed: "latest" or an int from 0 to {MAX_STEP}')
+    return is_step
 
 
-def _owner(root: Path, run_dir: Path | None) -> str:
+def _owner(run_dir: Path | None, *, is_inside: bool) -> str:
     """Who saves in a root, in the words of its owner record."""
     if run_dir is None:
-        return "standalone"
+        return STANDALONE
     # Not the path where the root lies in the run's own directory: that may be moved between two attempts.
-    is_inside = root.resolve().is_relative_to(run_dir.resolve())
     return "the run in whose directory this lies" if is_inside else str(run_dir.resolve())

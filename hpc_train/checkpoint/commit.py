@@ -27,7 +27,8 @@ class Commit:
 
     Attributes:  step; save_id: 16 hex digits, new for every save.   world_size: ranks that saved.   created: seconds
     since 1970, for people only (clocks of nodes differ).   index_nbytes, index_sha256: of index.json.
-    file_nbytes: length of every data file, by ordinal.   writer: "mpiio" or "posix".
+    file_nbytes: length of every data file, by ordinal.   writer: "mpiio" or "posix".   run, attempt: who saved it,
+    for people; "" and None outside a run.
     """
 
     step: int
@@ -38,6 +39,8 @@ class Commit:
     index_sha256: str
     file_nbytes: tuple[int, ...]
     writer: str
+    run: str = ""
+    attempt: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -57,6 +60,8 @@ class Commit:
             "index": {"nbytes": self.index_nbytes, "sha256": self.index_sha256},
             "files": list(self.file_nbytes),
             "writer": self.writer,
+            "run": self.run,
+            "attempt": self.attempt,
         }
         line = strict_json.write(record)
         return line + b"\n" + f"{zlib.crc32(line):08x}\n".encode()
@@ -85,4 +90,6 @@ class Commit:
             index_sha256=strict_json.field(index, "sha256", str, where),
             file_nbytes=tuple(files),
             writer=strict_json.field(record, "writer", str, where),
+            run=strict_json.field(record, "run", str, where) if "run" in record else "",
+            attempt=None if record.get("attempt") is None else strict_json.field(record, "attempt", int, where),
         )

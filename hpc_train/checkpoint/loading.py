@@ -6,6 +6,7 @@ mismatch), then read every byte with its CRC into the live tensors, then hand th
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from hpc_train.checkpoint.description import part_content
 from hpc_train.checkpoint.dtypes import DTYPES
 from hpc_train.checkpoint.layout import Spec
 from hpc_train.checkpoint.reader import OpenCheckpoint
+from hpc_train.checkpoint.resize import Resize
 from hpc_train.checkpoint.tensors import Destination, describe_tensor, destination, identity, new_tensor
 from hpc_train.errors import CheckpointError
 
@@ -76,12 +78,20 @@ class _Part:
 class Restore:
     """One restore on one rank, in three steps that a caller runs with an agreement after each. Not collective.
 
-    Args:  checkpoint: open until `read` is done.   state, per_rank: as in `Checkpointer.load`.
+    Args:  checkpoint: open until `read` is done.   state, per_rank: as in `Checkpointer.load`.   resize: of a load on
+    another number of ranks; every part of `per_rank` has `load_resized` then.
     """
 
-    def __init__(self, checkpoint: OpenCheckpoint, state: dict[str, Any], per_rank: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        checkpoint: OpenCheckpoint,
+        state: dict[str, Any],
+        per_rank: dict[str, Any] | None,
+        resize: Resize | None = None,
+    ) -> None:
         self._checkpoint = checkpoint
         self._state, self._per_rank = state, per_rank
+        self._resize = resize
         self._parts: list[_Part] = []
         self._rank_parts: list[_Part] = []
         self._blob: BlobTensors | None = None
@@ -97,7 +107,11 @@ class Restore:
         self._parts = _match_parts(self._state, self._checkpoint.index.state, self._binding, "the checkpoint")
         if self._per_rank is None:
             return
-        blob = next((blob for blob in self._checkpoint.index.rank_states if blob.rank == rank), None)
+        saved = self._checkpoint.index.rank_states
+        blob = next((blob for blob in saved if blob.rank == rank), None)
+        if blob is None and saved and self._resize is not None and rank >= self._resize.saved:
+            self._rank_parts = [_Part(name, live, None) for name, live in self._per_rank.items()]
+            return
         if blob is None:
             raise CheckpointError(
                 f"{self._checkpoint.path}: holds no state of rank {rank}, but per_rank was given; it was saved without:"
@@ -149,9 +163,13 @@ class Restore:
 
         Raises: CheckpointError if an object's `load_state_dict` refuses, or changes a dtype or shape in doing so.
         """
-        for parts, owner in ((self._parts, self._state), (self._rank_parts, self._per_rank)):
-            for part in parts:
-                _apply_part(part, owner if owner is not None else {})
+        for part in self._parts:
+            _apply_part(part, self._state)
+        for part in self._rank_parts:
+            if self._resize is not None:
+                _apply_resized(part, self._resize.seed)
+            else:
+                _apply_part(part, self._per_rank or {})
 
 
 def _spread(places: list[Destination]) -> None:
@@ -199,6 +217,17 @@ def _apply_part(part: _Part, owner: dict[str, Any]) -> None:
         _assign(part.live, part.loaded)
     else:
         owner[part.name] = part.loaded
+
+
+def _apply_resized(part: _Part, seed: int) -> None:
+    # A seed of its own for each part: two generators of one rank must not run alike either.
+    own = int.from_bytes(hashlib.blake2b(f"{seed} {part.name}".encode(), digest_size=8).digest(), "little") >> 1
+    try:
+        part.live.load_resized(part.loaded, own)
+    except Exception as error:
+        raise CheckpointError(
+            f"state {part.name!r}: its load_resized() refused: {type(error).__name__}: {str(error)[:2000]}"
+        ) from error
 
 
 def _assign(live: dict[Any, Any], loaded: dict[Any, Any]) -> None:

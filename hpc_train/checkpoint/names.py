@@ -12,8 +12,10 @@ import secrets
 __all__ = [
     "COMMIT_NAME",
     "INDEX_NAME",
+    "LATEST_FORMAT",
     "LATEST_NAME",
     "MAX_STEP",
+    "OWNER_FORMAT",
     "OWNER_NAME",
     "aside_name",
     "data_name",
@@ -27,7 +29,9 @@ __all__ = [
 COMMIT_NAME = "COMMIT"
 INDEX_NAME = "index.json"
 LATEST_NAME = "LATEST"
+LATEST_FORMAT = "hpc-train latest checkpoint"
 OWNER_NAME = "owner.json"
+OWNER_FORMAT = "hpc-train checkpoint root"
 MAX_STEP = 10**15
 
 _STEP = re.compile(r"step-([0-9]{9,16})")

@@ -23,7 +23,7 @@ from hpc_train.checkpoint.index_reader import parse_index
 from hpc_train.checkpoint.names import COMMIT_NAME, INDEX_NAME, data_name, parse_step
 from hpc_train.errors import CheckpointError, from_os_error
 
-__all__ = ["OpenCheckpoint", "open_directory", "read_commit"]
+__all__ = ["OpenCheckpoint", "check_index_file", "open_directory", "read_commit"]
 
 
 @contextmanager
@@ -49,6 +49,27 @@ def read_commit(path: Path) -> Commit:
     """
     with open_directory(path) as directory:
         return _read_commit(directory, path)
+
+
+def check_index_file(path: Path, commit: Commit) -> None:
+    """Whether a committed checkpoint's index is there, may be read and has its length; its content is not looked at.
+
+    Raises: DamagedCheckpoint naming the file; PermissionDeniedError.
+    """
+    where = f"{path / INDEX_NAME}"
+    with open_directory(path) as directory:
+        fd = _open_regular(directory, INDEX_NAME, where)
+        try:
+            _check_index_length(os.fstat(fd).st_size, commit, where)
+        finally:
+            os.close(fd)
+
+
+def _check_index_length(actual: int, commit: Commit, where: str) -> None:
+    if actual != commit.index_nbytes:
+        raise DamagedCheckpoint(
+            f"{where}: {actual} bytes long, {commit.index_nbytes} were committed: cut short or changed"
+        )
 
 
 def _read_commit(directory: int, path: Path) -> Commit:
@@ -79,7 +100,8 @@ def _open_regular(directory: int, name: str, where: str) -> int:
 def _as_damage(error: OSError, where: str) -> CheckpointError:
     if isinstance(error, PermissionError):
         raise from_os_error(error, f"cannot read {where}") from error
-    return DamagedCheckpoint(f"{where}: {error.strerror or error}")
+    is_gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return DamagedCheckpoint(f"{where}: {error.strerror or error}{'; the checkpoint is damaged' if is_gone else ''}")
 
 
 def _read_small(directory: int, name: str, limit: int, where: str) -> bytes:
@@ -112,13 +134,16 @@ def _pread(fd: int, target: memoryview, offset: int, where: str) -> int:
 class OpenCheckpoint:
     """A checkpoint whose COMMIT and index have been read and checked, with its data files open. A context manager.
 
+    Args:  problems: takes what is wrong with data files, instead of an error at the first one (for `verify`, which goes
+    on); what lies in them reads as damaged then.
     Attributes:  path; commit; index.   Not collective: each rank opens its own.
     Raises on construction: DamagedCheckpoint naming the file; PermissionDeniedError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, problems: list[str] | None = None) -> None:
         self.path = path
         self._fds: list[int] = []
+        self._problems = problems
         try:
             with open_directory(path) as directory:
                 self.commit = _read_commit(directory, path)
@@ -130,20 +155,30 @@ class OpenCheckpoint:
 
     def _open_data(self, directory: int) -> None:
         for ordinal, expected in enumerate(self.commit.file_nbytes):
-            where = f"{self.path / data_name(ordinal)}"
-            fd = _open_regular(directory, data_name(ordinal), where)
-            self._fds.append(fd)
-            actual = os.fstat(fd).st_size
-            if actual != expected:
-                raise DamagedCheckpoint(f"{where}: {actual} bytes long, {expected} were committed; it is cut short")
+            self._fds.append(-1)
+            try:
+                self._open_file(directory, ordinal, expected)
+            except DamagedCheckpoint as error:
+                if self._problems is None:
+                    raise
+                self._problems.append(str(error))
+
+    def _open_file(self, directory: int, ordinal: int, expected: int) -> None:
+        where = f"{self.path / data_name(ordinal)}"
+        self._fds[ordinal] = fd = _open_regular(directory, data_name(ordinal), where)
+        actual = os.fstat(fd).st_size
+        if actual != expected:
+            how = "cut short" if actual < expected else "longer than it was"
+            raise DamagedCheckpoint(f"{where}: {actual} bytes long, {expected} were committed; it is {how}")
+
+    def is_there(self, file: int) -> bool:
+        """Whether a data file could be opened; False only where `problems` were taken."""
+        return self._fds[file] >= 0
 
     def _read_index(self, directory: int) -> Index:
         where = f"{self.path / INDEX_NAME}"
         data = _read_small(directory, INDEX_NAME, MAX_INDEX_BYTES, where)
-        if len(data) != self.commit.index_nbytes:
-            raise DamagedCheckpoint(
-                f"{where}: {len(data)} bytes long, {self.commit.index_nbytes} were committed: cut short or changed"
-            )
+        _check_index_length(len(data), self.commit, where)
         if hashlib.sha256(data).hexdigest() != self.commit.index_sha256:
             raise DamagedCheckpoint(f"{where}: its sha256 is not the one in COMMIT: the file is damaged")
         try:
@@ -178,7 +213,9 @@ class OpenCheckpoint:
     def close(self) -> None:
         """Close the data files."""
         while self._fds:
-            os.close(self._fds.pop())
+            fd = self._fds.pop()
+            if fd >= 0:
+                os.close(fd)
 
     def __enter__(self) -> OpenCheckpoint:
         return self

@@ -35,21 +35,55 @@ class RngState:
 
         Raises: CheckpointError if the number of CUDA devices is another one.
         """
-        random.setstate(state["python"])
-        if "numpy" in state:
-            import numpy
-
-            numpy.random.set_state(state["numpy"])
-        if "torch" in state:
+        _set(state)
+        if "cuda" in state:
             import torch
 
-            torch.set_rng_state(state["torch"])
-            if "cuda" in state:
-                if len(state["cuda"]) != torch.cuda.device_count():
-                    raise CheckpointError(
-                        f"random state of {len(state['cuda'])} CUDA devices, {torch.cuda.device_count()} are visible"
-                    )
+            if len(state["cuda"]) != torch.cuda.device_count():
+                raise CheckpointError(
+                    f"random state of {len(state['cuda'])} CUDA devices, {torch.cuda.device_count()} are visible"
+                )
+            torch.cuda.set_rng_state_all(state["cuda"])
+
+    def load_resized(self, state: dict[str, Any] | None, seed: int) -> None:
+        """Go on where another number of ranks saved: with this rank's own state, or anew from `seed` if it had none.
+
+        Generators of CUDA devices begin anew where another number of them is visible now: it changes with the ranks.
+        """
+        if state is None:
+            _seed_all(seed)
+            return
+        _set(state)
+        if "cuda" in state:
+            import torch
+
+            if len(state["cuda"]) == torch.cuda.device_count():
                 torch.cuda.set_rng_state_all(state["cuda"])
+            else:
+                torch.cuda.manual_seed_all(seed)
+
+
+def _set(state: dict[str, Any]) -> None:
+    """The generators of the CPU."""
+    random.setstate(state["python"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    if "torch" in state:
+        import torch
+
+        torch.set_rng_state(state["torch"])
+
+
+def _seed_all(seed: int) -> None:
+    """All generators, of the libraries that are imported: Python's, numpy's, torch's (CUDA's too)."""
+    random.seed(seed)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 def rng_state() -> RngState:

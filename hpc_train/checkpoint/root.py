@@ -20,7 +20,9 @@ from hpc_train.checkpoint.commit import Commit
 from hpc_train.checkpoint.names import (
     COMMIT_NAME,
     INDEX_NAME,
+    LATEST_FORMAT,
     LATEST_NAME,
+    OWNER_FORMAT,
     OWNER_NAME,
     aside_name,
     data_name,
@@ -29,28 +31,31 @@ from hpc_train.checkpoint.names import (
     parse_in_progress,
     step_name,
 )
+from hpc_train.checkpoint.occupancy import occupy
 from hpc_train.checkpoint.retention import to_delete
-from hpc_train.errors import CheckpointError, NoSpaceError, StorageError, from_os_error
+from hpc_train.errors import CannotCreateError, CheckpointError, NoSpaceError, StorageError, from_os_error
 from hpc_train.files import fsync_dir, read_json, write_json
 
-__all__ = ["Root"]
+__all__ = ["STANDALONE", "Root"]
 
 log = logging.getLogger(__name__)
 
-OWNER_FORMAT = "hpc-train checkpoint root"
 SPACE_FACTOR = 1.1  # metadata of the file system, and other writers of the same project
 SPARE_INODES = 8
+STANDALONE = "standalone"
 
 
 class Root:
     """A directory of checkpoints, as the one process that may change it sees it (rank 0).
 
-    Args:  run: who saves here, a text: the run's directory, or "standalone" outside a run.
+    Args:  run: who saves here, a text: the run's directory, or "standalone" outside a run.   within: a directory that
+    must be there already: a run's, which must not come back as a shell of itself after it was removed.
     """
 
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run: str, within: Path | None = None) -> None:
         self.path = path
         self._run = run
+        self._within = within
 
     def prepare(self, step: int, num_files: int, num_bytes: int) -> str:
         """Check the ground and create the directory and files of a save.
@@ -60,6 +65,8 @@ class Root:
         (the root belongs to another run). Nothing is left behind then.
         """
         try:
+            if self._within is not None and not self._within.is_dir():
+                raise CannotCreateError(f"{self._within} is gone: was the run's directory moved or removed under it?")
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_ownership()
             self.heal()
@@ -70,6 +77,8 @@ class Root:
             raise from_os_error(error, f"cannot prepare a checkpoint in {self.path}") from error
 
     def _take_ownership(self) -> None:
+        if self._run == STANDALONE:
+            occupy(self.path)
         record_path = self.path / OWNER_NAME
         wanted = {"format": OWNER_FORMAT, "version": 1, "run": self._run}
         try:
@@ -86,7 +95,12 @@ class Root:
         try:
             record = read_json(record_path)
             owner = record["run"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError) as error:
+            if self.committed_steps():
+                raise CheckpointError(
+                    f"{record_path}: damaged, so that nobody knows which run these checkpoints belong to; remove it if"
+                    " they are this run's"
+                ) from error
             # Cut short by a crash right after it was created: no save can have followed.
             write_json(record_path, {"format": OWNER_FORMAT, "version": 1, "run": self._run})
             return
@@ -237,11 +251,11 @@ class Root:
 
     def committed_steps(self) -> list[int]:
         """Steps with a readable COMMIT, rising."""
-        return [e.step for e in list_checkpoints(self.path) if e.status == "committed" and e.step is not None]
+        return [e.step for e in list_checkpoints(self.path) if e.num_bytes is not None and e.step is not None]
 
     def after_commit(self, commit: Commit, *, keep: int | None, damaged: set[int]) -> None:
         """LATEST and retention. The checkpoint exists already, so failures here are only logged."""
-        advice: dict[str, Any] = {"format": "hpc-train latest checkpoint", "version": 1}
+        advice: dict[str, Any] = {"format": LATEST_FORMAT, "version": 1}
         advice |= {"step": commit.step, "directory": step_name(commit.step), "save_id": commit.save_id}
         try:
             write_json(self.path / LATEST_NAME, advice)

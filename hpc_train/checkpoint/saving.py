@@ -25,7 +25,7 @@ from hpc_train.checkpoint.names import MAX_STEP
 from hpc_train.checkpoint.root import Root
 from hpc_train.checkpoint.transfer import Sources, write_pieces
 from hpc_train.checkpoint.writers import Writer, choose_writer
-from hpc_train.errors import CheckpointError, UsageError
+from hpc_train.errors import CheckpointError, NoSpaceError, UsageError
 from hpc_train.world import World, on_root
 
 __all__ = ["SaveRequest", "save"]
@@ -43,7 +43,8 @@ class _Plan:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What to save and by which rules. `newer_is_left`: a rollback was asked for, newer checkpoints are put aside."""
+    """What to save and by which rules. `newer_is_left`: a rollback was asked for, newer checkpoints are put aside.
+    `run`, `attempt`: who saves, for people; "" and None outside a run."""
 
     step: int
     state: dict[str, Any]
@@ -52,6 +53,8 @@ class SaveRequest:
     writer: str
     damaged: frozenset[int]
     newer_is_left: bool
+    run: str = ""
+    attempt: int | None = None
 
 
 def save(world: World, root: Root, request: SaveRequest) -> tuple[Path, int]:
@@ -67,7 +70,7 @@ def save(world: World, root: Root, request: SaveRequest) -> tuple[Path, int]:
     plan = _Plan(plan_layout(description.specs, sizes, world_size=world.size), writer, world.size)
     num_bytes = sum(plan.layout.file_nbytes)
     newer = on_root(world, lambda: _newer_steps(root, request))
-    name = on_root(world, lambda: root.prepare(request.step, len(plan.layout.file_nbytes), num_bytes))
+    name = on_root(world, lambda: _prepare(world, root, request, (len(plan.layout.file_nbytes), num_bytes)))
     limit_s = GRACE_S + num_bytes / world.size / SLOWEST_BYTES_PER_S
     try:
         sources = Sources(plan.layout, description.tensors, blob)
@@ -94,7 +97,15 @@ def save(world: World, root: Root, request: SaveRequest) -> tuple[Path, int]:
 def _write(world: World, directory: Path, plan: _Plan, sources: Sources) -> list[bytes]:
     """Write this rank's part; every rank's CRCs, once all ranks have written, synced and read back."""
     mine = [piece for piece in plan.layout.pieces if piece.rank == world.rank]
-    crcs, error = attempt(lambda: write_pieces(directory, mine, sources, plan.writer), f"cannot write {directory}")
+
+    def write() -> list[int]:
+        try:
+            return write_pieces(directory, mine, sources, plan.writer)
+        except NoSpaceError as error:
+            needed = sum(plan.layout.file_nbytes)
+            raise NoSpaceError(f"{error}; {needed:,} bytes are needed in {directory.parent} in all") from error
+
+    crcs, error = attempt(write, f"cannot write {directory}")
     agree(world, error)
     return world.allgather(array.array("I", crcs or []).tobytes())
 
@@ -163,6 +174,15 @@ def _index(layout: Layout, description: Description, crcs_by_rank: Sequence[byte
     return {"headers": headers, "tensors": tensors, "aliases": description.aliases, "rank_states": blobs}
 
 
+def _prepare(world: World, root: Root, request: SaveRequest, size: tuple[int, int]) -> str:
+    """The in-progress directory, by an attempt that still owns the run: it clears away what others have in progress.
+
+    Rank 0 only.
+    """
+    world.fence()
+    return root.prepare(request.step, *size)
+
+
 def _seal(root: Root, name: str, request: SaveRequest, *, tree: Any, parts: dict[str, Any], plan: _Plan) -> Commit:
     """Write index and COMMIT of a save whose data is durable and checked. Rank 0 only."""
     data = encode_index(step=request.step, world_size=plan.world_size, state=tree, **parts)
@@ -180,6 +200,8 @@ def _seal(root: Root, name: str, request: SaveRequest, *, tree: Any, parts: dict
         index_sha256=hashlib.sha256(data).hexdigest(),
         file_nbytes=plan.layout.file_nbytes,
         writer=plan.writer.name,
+        run=request.run,
+        attempt=request.attempt,
     )
     root.seal(name, commit, data)
     return commit

@@ -82,6 +82,6 @@ def _tiles(boxes: list[Box], extents: list[int], dim: int, work: list[int]) -> b
         if work[0] < 0:
             raise _TooIrregular
         slab = [box for box in boxes if box[dim][0] <= start and box[dim][1] >= stop]
-        if not _tiles(slab, extents, dim + 1, work):
+        if not slab or not _tiles(slab, extents, dim + 1, work):
             return False
     return True

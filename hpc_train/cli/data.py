@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_train.cli.text import one_line
+
 if TYPE_CHECKING:
+    from hpc_train.data.inspect import Inspection, Sample
+    from hpc_train.data.manifest import Field
     from hpc_train.data.verify import VerifyReport
 
 __all__ = ["command"]
 
 DAMAGED = 65
 MAX_LINES = 200
+MAX_SHOWN = 64  # numbers of one field
 
 
 @click.group()
 def command() -> None:
-    """Make and check datasets (HDF5 shards with a manifest)."""
+    """Make, look at and check datasets (HDF5 shards with a manifest)."""
 
 
 @command.command()
@@ -81,6 +86,67 @@ def pack(
     )
     click.echo(f"entropy of single bytes: {manifest.statistics['byte_entropy_nats']:.4f} nats")
     click.echo(f"next: hpc-train data verify {_quoted(out)}")
+
+
+@command.command("inspect")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--sample", "number", type=int, help="Decode this sample too, after checking its block.")
+@click.option("--json", "as_json", is_flag=True, help="Print one object (format hpc-train-data-inspect, version 1).")
+def inspect_command(directory: Path, number: int | None, as_json: bool) -> None:
+    """Show what the dataset in DIRECTORY holds: fields, shapes, shards, blocks, where it came from.
+
+    Reads the manifest only, and one block with --sample: `verify` tells whether the rest is whole.
+    """
+    from hpc_train.data.inspect import inspect_dataset, read_sample
+
+    found = inspect_dataset(directory)
+    sample = None if number is None else read_sample(found, number)
+    if as_json:
+        record: dict[str, Any] = {"format": "hpc-train-data-inspect", "version": 1, **found.as_json()}
+        if sample is not None:
+            record["sample"] = sample.as_json()
+        click.echo(json.dumps(record, indent=1, allow_nan=False))
+        return
+    for line in [*_described(found), *(_decoded(found, sample) if sample is not None else [])]:
+        click.echo(one_line(line))
+
+
+def _described(found: Inspection) -> list[str]:
+    manifest = found.manifest
+    num_bytes = manifest.num_samples * manifest.sample_bytes
+    lines = [
+        f"dataset    {found.path}",
+        f"hash       {manifest.hash}",
+        f"samples    {manifest.num_samples:,} of {manifest.sample_bytes:,} bytes: {num_bytes:,} bytes",
+        f"blocks     {manifest.num_blocks:,} of {manifest.block_samples:,} samples",
+    ]
+    lines += [f"field      {name}: {_kind(field)}" for name, field in manifest.fields.items()]
+    for shard in manifest.shards[:MAX_LINES]:
+        lines.append(f"shard      {shard.name}: {shard.num_samples:,} samples, {shard.size_bytes:,} bytes")
+    if len(manifest.shards) > MAX_LINES:
+        lines.append(f"           and {len(manifest.shards) - MAX_LINES} more shards; --json lists all")
+    lines += [f"source     {key}: {value}" for key, value in manifest.provenance.items()]
+    return lines + [f"statistic  {key}: {value}" for key, value in manifest.statistics.items()]
+
+
+def _kind(field: Field) -> str:
+    return f"{field.dtype} {list(field.shape)}" if field.shape else field.dtype
+
+
+def _decoded(found: Inspection, sample: Sample) -> list[str]:
+    lines = [f"sample     {sample.number}: {sample.shard}, block {sample.block}; its block matches its checksum"]
+    for name, value in sample.values.items():
+        flat = _flat(value)
+        shown = " ".join(str(number) for number in flat[:MAX_SHOWN]) + (" …" if len(flat) > MAX_SHOWN else "")
+        field = found.manifest.fields[name]
+        lines.append(f"           {name}: {shown}")
+        if field.dtype == "uint8" and len(field.shape) == 1:
+            lines.append(f"           {name} as text: {bytes(flat[: 4 * MAX_SHOWN]).decode(errors='replace')!r}")
+    return lines
+
+
+def _flat(value: Any) -> list[Any]:
+    return [each for item in value for each in _flat(item)] if isinstance(value, list) else [value]
 
 
 @command.command()

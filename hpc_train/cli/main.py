@@ -6,6 +6,7 @@ Apart from the commands, which raise. Command modules load when they are used or
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ _COMMANDS = {
     "why": "hpc_train.cli.why",
     "cancel": "hpc_train.cli.cancel",
     "requeue": "hpc_train.cli.requeue",
+    "resume": "hpc_train.cli.resume",
+    "clean": "hpc_train.cli.clean",
     "checkpoint": "hpc_train.cli.checkpoint",
     "data": "hpc_train.cli.data",
     "site": "hpc_train.cli.site",
@@ -58,7 +61,7 @@ class _LazyGroup(click.Group):
             print("hpc-train: interrupted", file=sys.stderr)
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:  # `hpc-train logs RUN | head`: the reader has what it wanted
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _drop_output()
             ctx.exit(0)
 
 
@@ -70,6 +73,8 @@ def cli() -> None:
 
 def main() -> int:
     """Run the command line; returns the exit code. The edge of the process: every known error is one line here."""
+    _open_missing_streams()
+    _let_output_take_any_text()
     try:
         result = cli.main(prog_name="hpc-train", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -81,11 +86,49 @@ def main() -> int:
     except HpcTrainError as error:
         return _tell(error)
     except OSError as error:
-        return _tell(from_os_error(error, str(error.filename or "a system call")))
+        if error.filename is None:
+            _drop_output()
+        return _tell(from_os_error(error, str(error.filename or _place_of_nameless())))
     except Exception as error:  # noqa: BLE001 - the edge of the process
         traceback.print_exc()
         return _tell(InternalError(f"a fault of hpc-train, please report it: {type(error).__name__}: {error}"))
     return result if isinstance(result, int) else 0
+
+
+def _open_missing_streams() -> None:
+    """Where a caller closed one (`hpc-train submit … >&-`), nowhere takes its place.
+
+    Else the next file that is opened would get its number, and take what this command and its children print.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            stream = open(fd, "w" if fd else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
+            setattr(sys, name, stream)
+
+
+def _drop_output() -> None:
+    """What could not be written must not be tried once more at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _place_of_nameless() -> str:
+    """What an OSError that names no file is about."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current directory is gone; change to another one (cd)"
+    return "standard output, or another system call"
+
+
+def _let_output_take_any_text() -> None:
+    """No letter that a terminal's encoding lacks, and no file name that is no UTF-8, is a reason to crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="surrogateescape" if stream.encoding.lower() == "utf-8" else "replace")
 
 
 def _tell(error: HpcTrainError) -> int:

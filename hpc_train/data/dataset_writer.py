@@ -8,7 +8,10 @@ takes the place of the old one, and a failure at any instant leaves it as it was
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import itertools
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -55,22 +58,47 @@ def default_shard_samples(block_samples: int, sample_bytes: int) -> int:
     return max(1, DEFAULT_SHARD_BYTES // (block_samples * sample_bytes)) * block_samples
 
 
-def check_output(directory: Path, *, force: bool) -> list[Path]:
+def check_output(directory: Path, *, force: bool) -> None:
     """Whether a dataset may be written to a directory, before any work is done.
 
-    Returns: files of an earlier dataset or of an interrupted pack that the new one replaces.
-    Raises: CannotCreateError if it is in use for something else, or without `force` for a dataset.
+    Raises: CannotCreateError if it is in use for something else, or without `force` for a dataset; and where another
+    pack writes to it at this moment, which looks like the rest of one that was interrupted.
     """
+    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+        _lock(directory, stack)
+    _list_replaced(directory, force=force)
+
+
+def _lock(directory: Path, stack: contextlib.ExitStack) -> None:
+    """Keep other packs out of a directory until the stack closes; without effect where the file system has no locks.
+
+    Raises: CannotCreateError if there is one; FileNotFoundError.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise from_os_error(error, f"cannot write a dataset to {directory}") from error
+    stack.callback(os.close, fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            remedy = "wait for it, or choose another directory"
+            raise CannotCreateError(f"another pack writes to {directory} just now; {remedy}") from error
+
+
+def _list_replaced(directory: Path, *, force: bool) -> list[Path]:
+    """Files of an earlier dataset or of an interrupted pack that the new one replaces. Raises: as `check_output`."""
     try:
         names = sorted(path.name for path in directory.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise from_os_error(error, f"cannot write a dataset to {directory}") from error
-    if manifest_path(directory).exists() and not force:
-        raise CannotCreateError(
-            f"{directory} already holds a dataset; choose another directory, or --force to replace it"
-        )
+    if not force:
+        _refuse_dataset(directory)
     if names and not force:
         what = "the rest of an interrupted pack" if all(map(_OURS.match, names)) else f"other files ({names[0]}, ...)"
         raise CannotCreateError(f"{directory} holds {what}; choose another directory, or --force to write there anyway")
@@ -124,32 +152,43 @@ def write_dataset(
     Raises: NoSpaceError, CannotCreateError, PermissionDeniedError, StorageError, DataError.
     Everything this call made is removed then, also on Ctrl-C.
     """
-    replaced = check_output(directory, force=force)
     dataset_id = uuid.uuid4().hex
     undo = contextlib.ExitStack()
-    try:
-        _make_directories(directory, undo)
-        manifest = Manifest(
-            format=FORMAT,
-            version=VERSION,
-            uuid=dataset_id,
-            block_samples=shape.block_samples,
-            fields=shape.fields,
-            shards=list(_write_shards(directory, blocks, shape, prefix=f"shard-{dataset_id[:8]}", undo=undo)),
-            provenance=provenance,
-            statistics=statistics(),
-        )
-        with _typed_errors(manifest_path(directory)):
-            write_atomic(manifest_path(directory), encode_manifest(manifest))
-    except BaseException:
-        # Ctrl-C can come after the rename of the manifest: from there on it is a dataset and nothing is taken back.
-        if not _is_committed(directory, dataset_id):
-            undo.close()
-        raise
-    for path in replaced:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    with contextlib.ExitStack() as lock:
+        try:
+            _make_directories(directory, undo)
+            _lock(directory, lock)
+            replaced = _list_replaced(directory, force=force)
+            manifest = Manifest(
+                format=FORMAT,
+                version=VERSION,
+                uuid=dataset_id,
+                block_samples=shape.block_samples,
+                fields=shape.fields,
+                shards=list(_write_shards(directory, blocks, shape, prefix=f"shard-{dataset_id[:8]}", undo=undo)),
+                provenance=provenance,
+                statistics=statistics(),
+            )
+            if not force:
+                _refuse_dataset(directory)  # of another pack, where the file system has no locks
+            with _typed_errors(manifest_path(directory)):
+                write_atomic(manifest_path(directory), encode_manifest(manifest))
+        except BaseException:
+            # Ctrl-C can come after the rename of the manifest: from there on it is a dataset, nothing is taken back.
+            if not _is_committed(directory, dataset_id):
+                undo.close()
+            raise
+        for path in replaced:
+            with contextlib.suppress(OSError):
+                path.unlink()
     return manifest
+
+
+def _refuse_dataset(directory: Path) -> None:
+    if manifest_path(directory).exists():
+        raise CannotCreateError(
+            f"{directory} already holds a dataset; choose another directory, or --force to replace it"
+        )
 
 
 def _write_shards(

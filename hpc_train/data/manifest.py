@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from hpc_train.files import read_text
 
 __all__ = [
     "DTYPE_BYTES",
+    "FILE_NAME",
     "Extent",
     "Field",
     "Manifest",
@@ -62,6 +64,8 @@ _FieldName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 _ShardName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.h5\Z")]
 _Note = Annotated[str, Meta(max_length=4096)]
 
+_SELF_CRC = '"self_crc32":"'
+
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One array of each sample.
@@ -85,20 +89,34 @@ class Extent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crc32: list[_Crc]
 
 
-class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One HDF5 file of `size_bytes`; `num_samples` is a multiple of the block except in the last shard."""
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One HDF5 file of `size_bytes`; `num_samples` is a multiple of the block except in the last shard.
+
+    Attributes:  other_crc32: of all bytes that belong to no field, in the file's order; None where nobody noted it.
+    """
 
     name: _ShardName
     num_samples: _Count
     size_bytes: _Count
     fields: dict[str, Extent]
+    other_crc32: _Crc | None = None
+
+    def gaps(self, row_bytes: dict[str, int]) -> list[tuple[int, int]]:
+        """The half-open byte ranges of the file that belong to no field: HDF5's own structures and padding.
+
+        Args:  row_bytes: of each field.
+        """
+        ends = sorted((part.offset, part.offset + self.num_samples * row_bytes[n]) for n, part in self.fields.items())
+        edges = [0, *(edge for extent in ends for edge in extent), self.size_bytes]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        return [(first, last) for first, last in pairs if first < last]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """A dataset. Samples are numbered from 0 in the order of the shards; block b holds samples [b*B, (b+1)*B).
 
     Attributes:  block_samples: B, samples per block.   provenance: where the data came from.
-    statistics: numbers about the data, such as byte_entropy_nats.
+    statistics: numbers about the data, such as byte_entropy_nats.   self_crc32: only in the file; see encode_manifest.
     """
 
     format: str
@@ -109,6 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
     shards: Annotated[list[Shard], Meta(min_length=1)]
     provenance: Annotated[dict[_Note, _Note | int | float], Meta(max_length=64)] = {}
     statistics: Annotated[dict[_Note, int | float], Meta(max_length=64)] = {}
+    self_crc32: Annotated[str, Meta(pattern=r"^([0-9a-f]{8})?\Z")] = ""
 
     @functools.cached_property
     def num_samples(self) -> int:
@@ -121,9 +140,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         return -(-self.num_samples // self.block_samples)
 
     @property
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of each field in one sample."""
+        return {name: field.row_bytes for name, field in self.fields.items()}
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of one sample over all fields."""
-        return sum(field.row_bytes for field in self.fields.values())
+        return sum(self.row_bytes.values())
 
     @functools.cached_property
     def hash(self) -> str:
@@ -201,16 +225,29 @@ def decode_manifest(text: str, where: str) -> Manifest:
         _check(manifest)
     except ValueError as error:
         raise DataError(f"{where}: {error}; the manifest is damaged") from error
-    return manifest
+    # Last, so that what is wrong with a manifest made by hand is said in plain words first.
+    if manifest.self_crc32 and manifest.self_crc32 != _crc_of_text(text):
+        raise DataError(f"{where}: its own CRC-32 does not match; the manifest is damaged or was edited")
+    return msgspec.structs.replace(manifest, self_crc32="")
 
 
 def encode_manifest(manifest: Manifest) -> str:
     """The text of a manifest: JSON with sorted keys, one line. `decode_manifest` of it gives an equal manifest.
 
+    The text carries the CRC-32 of itself, taken with the eight digits of `self_crc32` as zeros.
     Raises: ValueError where the manifest breaks a promise of the format.
     """
     _check(manifest)
-    return msgspec.json.encode(manifest, order="sorted").decode() + "\n"
+    blank = msgspec.structs.replace(manifest, self_crc32="0" * 8)
+    text = msgspec.json.encode(blank, order="sorted").decode() + "\n"
+    place = text.rindex(_SELF_CRC) + len(_SELF_CRC)
+    return text[:place] + _crc_of_text(text) + text[place + 8 :]
+
+
+def _crc_of_text(text: str) -> str:
+    # The last one: a note in the provenance, which comes before it, may bear the same name.
+    place = text.rfind(_SELF_CRC) + len(_SELF_CRC)
+    return f"{zlib.crc32((text[:place] + '0' * 8 + text[place + 8 :]).encode()):08x}"
 
 
 class _Head(msgspec.Struct):

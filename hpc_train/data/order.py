@@ -19,6 +19,7 @@ import numpy as np
 
 from hpc_train.data.bijection import Int64Array, UInt64Array, derive_key, mix64, permute
 from hpc_train.errors import DataError, SpecError
+from hpc_train.quantities import divisors, format_counts
 
 __all__ = [
     "DIGEST_MODULUS",
@@ -28,7 +29,6 @@ __all__ = [
     "batch_digest",
     "combine_digests",
     "default_lanes",
-    "divisors",
 ]
 
 DIGEST_MODULUS = 1 << 63  # a share of the digest stays a non-negative int64
@@ -67,7 +67,7 @@ class SampleOrder:
         if self.global_batch % self.lanes:
             raise SpecError(
                 f"lanes = {self.lanes} does not divide global_batch = {self.global_batch}; "
-                f"choose one of {_listed(divisors(self.global_batch))}"
+                f"choose one of {format_counts(divisors(self.global_batch))}"
             )
         if self.num_samples < self.global_batch:
             raise DataError(
@@ -103,12 +103,13 @@ class SampleOrder:
     def slots(self, rank: int, size: int) -> range:
         """Places of the global batch that a rank reads; ranks in order give the whole batch in order.
 
-        Raises: DataError naming the allowed world sizes where `size` does not divide the lanes.
+        Raises: SpecError naming the allowed world sizes where `size` does not divide the lanes.
         """
         if self.lanes % size:
-            raise DataError(
+            allowed = format_counts(allowed_world_sizes(self.lanes))
+            raise SpecError(
                 f"{size} ranks cannot share {self.lanes} lanes equally (global_batch = {self.global_batch}); "
-                f"run on {_listed(allowed_world_sizes(self.lanes))} ranks, or choose another global_batch or lanes"
+                f"run on {allowed} ranks, or choose another global_batch or lanes"
             )
         part = self.global_batch // size
         return range(rank * part, (rank + 1) * part)
@@ -198,12 +199,6 @@ def slice_of(places: range) -> slice:
     return slice(places.start, places.stop)
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors of a positive whole number, rising. Cost: O(sqrt(number))."""
-    low = [value for value in range(1, int(number**0.5) + 2) if value * value <= number and number % value == 0]
-    return low + [number // value for value in reversed(low) if value * value != number]
-
-
 def allowed_world_sizes(lanes: int) -> list[int]:
     """Numbers of ranks that share the lanes equally (and so the global batch, which the lanes divide)."""
     return divisors(lanes)
@@ -240,10 +235,3 @@ def batch_digest(positions: Int64Array, ids: Int64Array) -> int:
 def combine_digests(shares: list[int]) -> int:
     """The digest of a global batch from its ranks' shares: their sum modulo 2^63."""
     return sum(shares) % DIGEST_MODULUS
-
-
-def _listed(numbers: list[int]) -> str:
-    """A list of numbers for a message; a long one is cut in the middle."""
-    if len(numbers) > 24:
-        return ", ".join(map(str, numbers[:16])) + ", ..., " + ", ".join(map(str, numbers[-4:]))
-    return ", ".join(map(str, numbers))

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +31,7 @@ Rows = dict[str, npt.NDArray[np.generic]]
 # alignment with checksummed chunks: 4 more bytes per chunk then double the file (measured, HDF5 2.0).
 ALIGNMENT_THRESHOLD_BYTES = 64 << 10
 ALIGNMENT_INTERVAL_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20
 
 
 def write_shard(
@@ -47,14 +49,27 @@ def write_shard(
         with _os_errors(temporary):
             offsets = _create(temporary, fields, num_samples)
         checksums = _fill(temporary, offsets, fields, num_samples=num_samples, blocks=blocks)
-        size_bytes = temporary.stat().st_size
+        extents = {field: Extent(offset=offsets[field], crc32=checksums[field]) for field in fields}
+        shard = Shard(name=name, num_samples=num_samples, size_bytes=temporary.stat().st_size, fields=extents)
+        shard = msgspec.structs.replace(shard, other_crc32=_crc_of_gaps(temporary, shard, fields))
         temporary.rename(directory / name)
         fsync_dir(directory)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    extents = {field: Extent(offset=offsets[field], crc32=checksums[field]) for field in fields}
-    return Shard(name=name, num_samples=num_samples, size_bytes=size_bytes, fields=extents)
+    return shard
+
+
+def _crc_of_gaps(path: Path, shard: Shard, fields: dict[str, Field]) -> int:
+    """Of what the HDF5 library wrote around the samples: the earliest file format has no checksums of its own."""
+    found = 0
+    with open(path, "rb") as file:
+        for first, last in shard.gaps({name: field.row_bytes for name, field in fields.items()}):
+            file.seek(first)
+            while first < last and (data := file.read(min(last - first, PIECE_BYTES))):
+                found = crc32(data, found)
+                first += len(data)
+    return found
 
 
 @contextlib.contextmanager

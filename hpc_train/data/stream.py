@@ -45,8 +45,9 @@ class ShardStream:
     divide it give the same global batches.   shuffle: False for file order; every rank then reads nearly all blocks.
     as_numpy: numpy arrays instead of torch tensors.   check_crc: compare each block with its checksum.
     prefetch: batches made ahead in a thread.
-    Raises: DataError (the dataset is missing, damaged, smaller than a batch, or the world size does not fit) and
-    SpecError (a value out of range), the same on all ranks. While iterating: DataError for bytes that stay wrong.
+    Raises: DataError (the dataset is missing, damaged, or smaller than a batch) and SpecError (a value out of range, or
+    a world size that does not fit, naming those that do), the same on all ranks. While iterating: DataError for bytes
+    that stay wrong.
     Invariants: tests/data/test_stream.py.
     """
 
@@ -72,6 +73,8 @@ class ShardStream:
         self._order = order_of(
             self._manifest, global_batch=global_batch, seed=seed, lanes=lanes, window=window, shuffle=shuffle
         )
+        # Before the refusal: which sizes are allowed is what the next `hpc-train resume` wants to know.
+        self._world.record("stream", global_batch=self._order.global_batch, lanes=self._order.lanes)
         self._order.slots(self._world.rank, self._world.size)  # refuses a world size that does not fit
         _check_agreement(self._identity(), self._world)
         self._reader = BlockReader(self._directory, self._manifest, check_crc=check_crc)
@@ -181,6 +184,10 @@ class ShardStream:
         Raises: DataError naming both values where dataset, seed, global_batch, lanes, window or shuffle differ,
         or the state is not one; nothing is changed then.
         """
+        if not isinstance(state, Mapping):
+            raise DataError(
+                f"{self._directory}: a {type(state).__name__} is no saved position; give what state_dict() gave"
+            )
         expected = {"format": STATE_FORMAT, "version": STATE_VERSION, **self._identity()}
         different = [
             f"{key} is {state.get(key)!r} in the state and {value!r} here"

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from hpc_train.data import hdf5_check
-from hpc_train.data.checksum import crc32
-from hpc_train.data.manifest import Manifest, Shard, read_manifest
+from hpc_train.data.checksum import file_problem
+from hpc_train.data.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from hpc_train.errors import DataError
 
 __all__ = ["Problem", "VerifyReport", "verify_dataset"]
 
 MAX_PROBLEMS_PER_SHARD = 1000
+MAX_FOREIGN = 100
 CHILD_SILENCE_S = 120.0  # one shard's metadata takes milliseconds
-PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ def verify_dataset(
     report.num_samples, report.num_shards = manifest.num_samples, len(manifest.shards)
     report.num_blocks, report.num_bytes = manifest.num_blocks, manifest.num_samples * manifest.sample_bytes
     report.warnings.extend(_foreign_files(directory, manifest))
+    uncovered = [shard.name for shard in manifest.shards if shard.other_crc32 is None]
+    if uncovered:
+        report.warnings.append(
+            f"packed by an older hpc-train: in {len(uncovered)} shards only the samples have checksums, not the HDF5"
+            " structures around them; pack again to have all bytes covered"
+        )
     first_block = done = 0
     readable: list[Shard] = []
     for shard in manifest.shards:
@@ -105,10 +111,11 @@ def _extend_bounded(problems: list[Problem], more: list[Problem], shard: Shard) 
 
 
 def _foreign_files(directory: Path, manifest: Manifest) -> list[str]:
-    known = {shard.name for shard in manifest.shards}
+    known = {FILE_NAME, *(shard.name for shard in manifest.shards)}
     with os.scandir(directory) as listing:
-        extra = sorted(entry.name for entry in listing if entry.name.endswith((".h5", ".tmp")))
-    return [f"{name!r} is not part of the dataset" for name in extra if name not in known]
+        extra = sorted(entry.name for entry in listing if entry.name not in known)
+    more = [f"{len(extra) - MAX_FOREIGN} more files are not part of it"] if len(extra) > MAX_FOREIGN else []
+    return [f"{name!r} is not part of the dataset" for name in extra[:MAX_FOREIGN]] + more
 
 
 def _check_bytes(directory: Path, manifest: Manifest, shard: Shard, first_block: int) -> Iterator[Problem]:
@@ -132,6 +139,11 @@ def _check_bytes(directory: Path, manifest: Manifest, shard: Shard, first_block:
             yield Problem(kind="size", shard=shard.name, message=text)
         for name in shard.fields:
             yield from _check_field(fd, manifest, shard, name=name, first_block=first_block)
+        if status.st_size == shard.size_bytes and shard.other_crc32 is not None:
+            reason = file_problem(fd, shard.gaps(manifest.row_bytes), shard.other_crc32)
+            if reason:
+                text = f"{shard.name}: what lies around the samples (the HDF5 structures): {reason}"
+                yield Problem(kind="structure", shard=shard.name, message=text)
     finally:
         os.close(fd)
 
@@ -142,7 +154,8 @@ def _check_field(fd: int, manifest: Manifest, shard: Shard, *, name: str, first_
     for local, expected in enumerate(extent.crc32):
         first_row = local * manifest.block_samples
         num_rows = min(manifest.block_samples, shard.num_samples - first_row)
-        reason = _block_problem(fd, extent.offset + first_row * row_bytes, num_rows * row_bytes, expected)
+        offset = extent.offset + first_row * row_bytes
+        reason = file_problem(fd, [(offset, offset + num_rows * row_bytes)], expected)
         if reason:
             first = first_block * manifest.block_samples + first_row
             block, last = first_block + local, first + num_rows - 1
@@ -155,27 +168,6 @@ def _check_field(fd: int, manifest: Manifest, shard: Shard, *, name: str, first_
                 last_sample=last,
                 message=f"{shard.name}: field {name}, block {block} (samples {first} to {last}): {reason}",
             )
-
-
-def _block_problem(fd: int, offset: int, length: int, expected: int) -> str:
-    """Empty for a good block. Reads in pieces: a manifest may declare blocks of up to 1 GiB."""
-    if length <= PIECE_BYTES:
-        pieces = [(offset, length)]
-    else:
-        pieces = [(at, min(PIECE_BYTES, offset + length - at)) for at in range(offset, offset + length, PIECE_BYTES)]
-    found = 0
-    try:
-        for at, wanted in pieces:
-            data = os.pread(fd, wanted, at)
-            while len(data) < wanted:
-                more = os.pread(fd, wanted - len(data), at + len(data))
-                if not more:
-                    return f"the file ends at byte {at + len(data)}"
-                data += more
-            found = crc32(data, found)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return "" if found == expected else "does not match its checksum"
 
 
 def _check_hdf5(directory: Path, manifest: Manifest, shards: list[Shard], warnings: list[str]) -> Iterator[Problem]:

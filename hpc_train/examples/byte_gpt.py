@@ -87,6 +87,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--checkpoints", default="checkpoints", help="where they go outside a run; there its directory")
     return parser.parse_args()
 
 
@@ -104,10 +105,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     example = torch.zeros(options.global_batch // world.size, context + 1, dtype=torch.uint8, device=world.device)
     # One discarded pass at every start: a resumed run then equals an uninterrupted one bit for bit.
-    train = hpc_train.settled_ddp(model, lambda wrapped: wrapped(example)) if world.size > 1 else model
+    train = hpc_train.settled_ddp(model, lambda wrapped: wrapped(example))
 
     hpc_train.seed_ranks(options.seed, world)  # from here on ranks differ, as their dropout must
-    checkpoint = hpc_train.Checkpointer(world=world)
+    checkpoint = hpc_train.Checkpointer(None if world.run_dir else options.checkpoints, world=world)
     state = {"model": model, "optimizer": optimizer, "stream": stream}
     per_rank = {"random": hpc_train.rng_state()}
     step = checkpoint.load(state, per_rank=per_rank) or 0

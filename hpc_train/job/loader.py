@@ -34,7 +34,17 @@ from hpc_train.site.tables import (
     user_config_dir,
 )
 
-__all__ = ["LoadedJob", "flag_of", "job_from_json", "job_to_json", "load_job", "variable_of"]
+__all__ = [
+    "LoadedJob",
+    "RecordedJob",
+    "changed_values",
+    "flag_of",
+    "job_from_json",
+    "job_to_json",
+    "load_job",
+    "revise_job",
+    "variable_of",
+]
 
 _SITE_DEFAULTS = ("queue", "walltime", "nodes", "ranks_per_node", "gpus_per_rank", "cpus_per_rank", "run_root")
 
@@ -99,6 +109,65 @@ def load_job(
         raise SpecError(f"{where}: [program].command is missing; set it, or give the command after `--`")
     spec = _build(merged.values)
     return LoadedJob(spec, site, _in_order(merged.origins), Path(os.path.abspath(directory or ".")))
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """A request as an earlier submission recorded it.
+
+    Attributes:  text, where: of its job.json.   submission: its number, for origins.   origins, site, directory: as of
+    LoadedJob.
+    """
+
+    text: str
+    where: str
+    submission: int
+    origins: Mapping[str, str]
+    site: LoadedSite
+    directory: Path
+
+
+def revise_job(recorded: RecordedJob, flags: Mapping[str, Any], environ: Mapping[str, str]) -> LoadedJob:
+    """A recorded request with what is given anew laid over it; everything else stays as it was.
+
+    Neither the job file nor HPC_TRAIN_* nor the user config is read again. A site named anew is: then what came from
+    the old site or was a built-in default comes from the new one, and only what a person had asked for stays.
+
+    Args:  flags, environ: as of `load_job`.
+    Raises: as `load_job`.
+    """
+    given = _from_flags(flags)
+    record = parse_record(recorded.text, recorded.where, kind=JOB_FORMAT, version=JOB_VERSION, error=SpecError)
+    kept = _from_table(record, recorded.where, recorded.where).values
+    origins = {key: _aged(recorded.origins.get(key, "default"), recorded.submission) for key in kept}
+    site = recorded.site
+    layers = [given, Layer(kept, origins)]
+    if "job.site" in given.values:
+        site = load_site(given.values["job.site"], environ)
+        asked = {key: value for key, value in kept.items() if not origins[key].startswith(("site ", "default"))}
+        layers = [given, Layer(asked, origins), _from_site(site), _built_in()]
+    merged = lay_over(layers)
+    return LoadedJob(_build(merged.values), site, _in_order(merged.origins), recorded.directory)
+
+
+def _aged(origin: str, submission: int) -> str:
+    """The origin of a value that an earlier submission was asked for."""
+    is_marked = origin == "default" or origin.startswith("site ") or " (submission " in origin
+    return origin if is_marked else f"{origin} (submission {submission})"
+
+
+def changed_values(old: JobSpec, new: JobSpec) -> list[tuple[str, Any, Any]]:
+    """(dotted key, old value, new value) of everything that differs, in the record's order."""
+    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    pairs = ((key, before, after) for key in key_types(JobSpec))
+    values = ((key, _at(one, key), _at(other, key)) for key, one, other in pairs)
+    return [(key, one, other) for key, one, other in values if one != other]
+
+
+def _at(tree: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        tree = tree[key]
+    return tree
 
 
 def flag_of(dotted: str) -> str:

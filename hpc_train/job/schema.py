@@ -31,16 +31,19 @@ def schema_text(name: str) -> str:
 
 def key_table(name: str) -> str:
     """All keys of the files called `name` as Markdown tables, one for each TOML table: key, type, default, meaning."""
-    record = RECORDS[name]
-    plain = [field for field in msgspec.structs.fields(record) if _record_of(field.type) is None]
-    parts = ["\n".join(["Outside tables", "", *_rows(plain)])] if plain else []
-    for field in msgspec.structs.fields(record):
-        inner = _record_of(field.type)
+    return "\n\n".join(_tables(RECORDS[name], "", "Outside tables")) + "\n"
+
+
+def _tables(record: type[msgspec.Struct], prefix: str, heading: str) -> list[str]:
+    fields = msgspec.structs.fields(record)
+    plain = [field for field in fields if _record_of(field.type) is None]
+    parts = ["\n".join([heading, "", *_rows(plain)])] if plain else []
+    for field in fields:
+        inner, name = _record_of(field.type), prefix + field.encode_name
         if inner is not None:
             is_list = typing.get_origin(_bare(field.type)) is tuple
-            heading = f"`[[{field.encode_name}]]`" if is_list else f"`[{field.encode_name}]`"
-            parts.append("\n".join([heading, "", *_rows(msgspec.structs.fields(inner))]))
-    return "\n\n".join(parts) + "\n"
+            parts += _tables(inner, f"{name}.", f"`[[{name}]]`" if is_list else f"`[{name}]`")
+    return parts
 
 
 def _rows(fields: typing.Iterable[msgspec.structs.FieldInfo]) -> list[str]:

@@ -93,6 +93,12 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     path: Annotated[
         tuple[str, ...], Meta(description="dataset directories that must be there when the job is submitted")
     ] = ()
+    global_batch: Annotated[
+        Count | None,
+        Meta(
+            description="samples of a global batch over all ranks; a number of ranks that does not divide it is refused"
+        ),
+    ] = None
 
 
 class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,8 @@ from hpc_train.run.marks import class_of_code, class_of_signal
 __all__ = ["Circumstances", "Ending", "how_it_ended"]
 
 WAITING_PHASES = ("start of MPI", "barrier", "broadcast", "allgather", "allreduce")  # of a World
+# PMIX_ERR_LOST_CONNECTION (-61) as an exit code: seen with Open MPI 5.0.11 when slurmstepd was killed.
+_LOST_LAUNCHER = 195
 _TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 
 
@@ -57,11 +59,17 @@ def how_it_ended(page: Snapshot, code: int, case: Circumstances) -> Ending | Non
     is_signal = code < 0 or (not case.is_guarded and number in signal.valid_signals())  # 128 + n: as shells tell it
     if is_signal:
         return _ended_by_signal(number, case)
+    if code == _LOST_LAUNCHER and case.is_guarded:  # no Python code left so, or there were last words
+        cause = "MPI ended the program: it lost the launcher's daemon on this node (slurmstepd or prted)"
+        return Ending("infrastructure", cause, 76)
     failure = class_of_code(code)
     if failure == "program" and case.is_guarded and page.phase in WAITING_PHASES:
         # No Python code left here, or there were last words: MPI itself ends a program whose peer is gone (Open MPI
         # with code 14). That peer has its own mark, but maybe a later one.
-        return Ending("peer_lost", f"ended with code {code} inside {page.phase}, as MPI does when a peer is gone", code)
+        # While it starts it may also be that it cannot start here at all: that it tells in the log.
+        starts = " or it cannot start here (see the log)" if page.phase == WAITING_PHASES[0] else ""
+        cause = f"ended with code {code} inside {page.phase}, as MPI does when a peer is gone{starts}"
+        return Ending("peer_lost", cause, code)
     return Ending(failure, f"the program left with code {code}", code)
 
 

@@ -10,10 +10,10 @@ import errno
 import re
 import traceback
 
-from hpc_train.errors import HpcTrainError, Superseded
+from hpc_train.errors import CannotCreateError, HpcTrainError, NoSpaceError, Superseded
 from hpc_train.run.marks import class_of_code
 
-__all__ = ["classify_exception", "describe_exception", "one_line"]
+__all__ = ["chain_of", "classify_exception", "describe_exception", "one_line"]
 
 MAX_TEXT = 1500
 
@@ -37,6 +37,8 @@ _FILE_SYSTEM = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOLINK, errno.E
 def classify_exception(error: BaseException) -> tuple[str, int]:
     """Class and exit code of what a program raised; ("program", 1) where nothing more is known."""
     if isinstance(error, HpcTrainError):
+        if isinstance(error, CannotCreateError) and not isinstance(error, NoSpaceError):
+            return "io", 74  # 73 would say that the disk is full: here a directory is gone, or something is in its way
         name = "superseded" if isinstance(error, Superseded) else class_of_code(error.exit_code)
         return name, error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -44,7 +46,7 @@ def classify_exception(error: BaseException) -> tuple[str, int]:
     if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return "out_of_memory", 1
     # torch.save tells of a full disk with a RuntimeError that was raised while the OSError was handled.
-    numbers = [known.errno for known in _chain(error) if isinstance(known, OSError)]
+    numbers = [known.errno for known in chain_of(error) if isinstance(known, OSError)]
     if errno.ENOSPC in numbers or errno.EDQUOT in numbers:
         return "no_space", 73
     if isinstance(error, OSError):
@@ -66,7 +68,8 @@ def _class_of_distributed(error: BaseException) -> tuple[str, int]:
     return "program", 1
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from or while handling, what that was raised from, and so on."""
     chain: list[BaseException] = []
     known: BaseException | None = error
     while known is not None and len(chain) < 16:  # bounded: a chain can be a ring

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from hpc_train.errors import SpecError, Stopped
-from hpc_train.launch.failure import classify_exception, describe_exception, one_line
+from hpc_train.errors import HpcTrainError, InternalError, SpecError, Stopped
+from hpc_train.launch.failure import chain_of, classify_exception, describe_exception, one_line
 from hpc_train.launch.page import FINISHED, RUNNING, Page
 from hpc_train.run.marks import class_of_code
 
@@ -133,6 +133,8 @@ def _tell(error: BaseException) -> None:
                 print(error.code, file=sys.stderr)
         elif not isinstance(error, Stopped):  # an ordered end needs no traceback
             error.__traceback__ = _without_our_frames(error.__traceback__)
+            if isinstance(error, HpcTrainError) and not isinstance(error, InternalError):
+                shorten(error)
             sys.excepthook(type(error), error, error.__traceback__)  # the user's own counts, as in plain Python
 
 
@@ -141,6 +143,21 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     while inner is not None and inner.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         inner = inner.tb_next
     return inner or trace
+
+
+def shorten(error: HpcTrainError) -> None:
+    """An error of the user's data, disk or request: where the program asked, what went wrong, why; not our insides."""
+    package = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        if last.tb_next.tb_frame.f_code.co_filename.startswith(package):
+            last.tb_next = None
+            break
+        last = last.tb_next
+    causes = [one_line(f"{type(known).__name__}: {known}") for known in chain_of(error)[1:]]
+    error.__cause__, error.__suppress_context__ = None, True
+    for cause in causes[-1:]:
+        error.add_note(f"caused by {cause}")
 
 
 def _leave(code: int) -> NoReturn:
@@ -153,7 +170,8 @@ def _leave(code: int) -> NoReturn:
     with contextlib.suppress(BaseException):
         # What plain Python would do at its end: no written line of a log or table may be lost.
         for thing in gc.get_objects():
-            if isinstance(thing, io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
+            # By type: isinstance would ask each object for its __class__, and torch's old names warn when asked.
+            if issubclass(type(thing), io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
                 with contextlib.suppress(BaseException):
                     thing.flush()
     os._exit(code)

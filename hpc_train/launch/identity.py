@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpc_train.errors import SpecError
 
-__all__ = ["Identity", "find_identity", "guess_launcher", "guess_rank"]
+__all__ = ["Identity", "find_identity", "guess_launcher", "guess_rank", "guess_size"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,11 @@ def guess_launcher(environ: Mapping[str, str] | None = None) -> str:
     if "SLURM_STEP_ID" in env and _first(("SLURM_PROCID",), env) is not None:
         return "srun"
     return "none"
+
+
+def guess_size(launcher: str, environ: Mapping[str, str]) -> int:
+    """How many ranks the guessed launcher started; 1 where nothing tells."""
+    return _first(_VARIABLES[launcher]["size"], environ) or 1
 
 
 def guess_rank(environ: Mapping[str, str]) -> int:

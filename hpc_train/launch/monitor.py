@@ -14,14 +14,17 @@ from dataclasses import replace
 
 from hpc_train.files import read_json, write_atomic, write_json
 from hpc_train.launch.ending import Circumstances, Ending, how_it_ended
+from hpc_train.launch.error_file import with_recorded_error
+from hpc_train.launch.fence import OwnerWatch, monitors_beside
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.kernel import become_subreaper, count_oom_kills, end_leftovers, is_stuck_state, process_state
 from hpc_train.launch.output import say
 from hpc_train.launch.page import FINISHED, WAITS_FOR_PEERS, Page, Snapshot
 from hpc_train.launch.peers import Peers
-from hpc_train.launch.verdict import Limits, Verdict, judge
+from hpc_train.launch.verdict import Limits, Verdict, judge, roll_call_s
 from hpc_train.run.layout import AttemptDir
 from hpc_train.run.marks import CODE_OF_CLASS, SECONDARY, ExitMark, write_mark
+from hpc_train.run.reserve import MARKS, with_reserve
 
 __all__ = ["Monitor", "block_signals", "unblock_signals"]
 
@@ -30,6 +33,7 @@ KILL_GRACE_S = 5.0  # after SIGKILL: a process stuck in the kernel cannot be wai
 LEFTOVER_GRACE_S = 1.0
 STOP_LINGER_S = 8.0
 PAUSE_S = 5.0  # a gap between two looks that long means that this node was suspended
+WAKE_GRACE_S = 2.0  # a rank that is woken to be ended may still get to the end of its step
 _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *_END})
 
@@ -48,10 +52,19 @@ class Monitor:
     """Watches one program process until it has ended; `run` gives the exit code for the launcher.
 
     Args:  is_guarded: the program runs in the shim's own process, under the guard; else it is any other program.
+    relays_stop: the launcher does not pass the stop signal on, so the monitor gives it once the record is there.
     """
 
     def __init__(
-        self, attempt: AttemptDir, identity: Identity, page: Page, *, node: str, limits: Limits, is_guarded: bool
+        self,
+        attempt: AttemptDir,
+        identity: Identity,
+        page: Page,
+        *,
+        node: str,
+        limits: Limits,
+        is_guarded: bool,
+        relays_stop: bool = False,
     ) -> None:
         self.attempt = attempt
         self.identity = identity
@@ -61,17 +74,23 @@ class Monitor:
         self.is_guarded = is_guarded
         self.child = 0
         self._spared: int | None = None
+        self._error_file = attempt.error_file(identity.rank)
+        self._next_relay = time.monotonic() if relays_stop else None
         self._peers = Peers(attempt, identity, poll_s=limits.poll_s)
+        self._owner = OwnerWatch(attempt, is_leader=identity.local_rank == 0)
         self._oom_kills = count_oom_kills()
         self._verdict: Verdict | None = None
         self._is_finished = False
         self._has_announced_end = False
+        self._was_noticed = False
         self._has_noted_words = False
         self._last_look = time.monotonic()
+        self._stood_still = (0.0, "")  # when this was seen last, and what, in words that follow "it"
         # When things happened first, CLOCK_MONOTONIC: told to end, last words, SIGKILL.
         self._told_at: float | None = None
         self._words_at: float | None = None
         self._killed_at: float | None = None
+        self._roll_call_ends = 0.0
 
     def run(self, child: int, *, spared: int | None = None) -> int:
         """Wait for the program, forward signals, act on hangs; returns the exit code to leave with.
@@ -84,8 +103,12 @@ class Monitor:
         while True:
             info = signal.sigtimedwait(_WAITED, 0.5)
             now = time.monotonic()
-            if now - self._last_look > PAUSE_S:
+            if (pause_s := now - self._last_look) > PAUSE_S:
                 self._peers.woke_up(now)
+                self._stood_still = (
+                    now,
+                    f"stood still for {pause_s:.0f} s with all around it: frozen, or its node was",
+                )
             self._last_look = now
             if info is not None:
                 self._on_signal(info.si_signo, now)
@@ -104,6 +127,8 @@ class Monitor:
         return found
 
     def _on_signal(self, number: int, now: float) -> None:
+        if number == signal.SIGTERM and self._is_notice():
+            return
         if number == signal.SIGUSR2:
             self.page.request_stop()
         elif number in _END and self._told_at is None:
@@ -113,6 +138,24 @@ class Monitor:
             self._forward(number)
         if number in _END:
             self._announce_end(number, has_finished)
+
+    def _is_notice(self) -> bool:
+        """Whether this SIGTERM only says that the job is preempted in a while; then the program is asked to stop.
+
+        The first one, where the queue gives a time of grace and no rank has failed: an end sends it twice.
+        """
+        grace_s = self.limits.preempt_grace_s
+        if not grace_s or self._was_noticed or self._told_at is not None:
+            return False
+        if self._peers.somebody_failed() or self._owner.look_at_once():
+            return False
+        self._was_noticed = True
+        with contextlib.suppress(OSError):
+            if not self.attempt.stop.exists():
+                record = {"reason": "preemption", "deadline": time.time() + grace_s}
+                write_json(self.attempt.stop, record, durable=False)
+        self.page.request_stop()
+        return True
 
     def _forward(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -126,6 +169,8 @@ class Monitor:
         if has_finished:
             self._mark_finished()
         elif self._verdict is None and not self._has_announced_end and not self._has_noted_words:
+            if self._owner.look_at_once():
+                return  # judged at the next look: not the scheduler's end, but this attempt's
             cause = f"ended by {signal.Signals(number).name} by the launcher or the scheduler"
             self._mark(Ending("terminated", cause, 128 + number))
             self._has_announced_end = True
@@ -139,18 +184,57 @@ class Monitor:
                 self._kill()
         if self._told_at is not None and now - self._told_at > self.limits.term_grace_s:
             self._kill()
-        if page.state == FINISHED:
+        if page.state == FINISHED and not self._owner.found:
             self._mark_finished()
+        self._relay_stop(now)
         self._peers.look(now, page)
+        self._owner.look(now)
+        if page.state == FINISHED and self._peers.company.is_deserted(now):
+            self._kill()  # its exit hooks wait for one that failed
         if self._peers.ended_for_s(now) > self.limits.hang_timeout_s:
             self._kill()  # everyone has finished, and this one does not get out of its exit hooks
         if self._verdict is None and self._killed_at is None and self._judge(now) is not None:
             time.sleep(0.05)  # a second look: a number may have been read while it was written
-            self._verdict = self._judge(now + 0.05)
-            if self._verdict is not None:
-                verdict = self._verdict
-                self._mark(Ending(verdict.failure, verdict.cause, _code(verdict)), verdict.blamed)
-                self._kill()
+            self._pronounce(self._judge(now + 0.05), now)
+        if self._verdict is None:
+            self._answer_roll_call(page)
+        elif self._killed_at is None and (now >= self._roll_call_ends or self._peers.company.all_spoke):
+            self._kill()
+
+    def _pronounce(self, verdict: Verdict | None, now: float) -> None:
+        if verdict is None:
+            return
+        self._verdict = verdict
+        self._mark(Ending(verdict.failure, verdict.cause, _code(verdict)), verdict.blamed)
+        if verdict.failure == "hang" and not self._peers.all_have_ended():
+            self._roll_call_ends = now + roll_call_s(self.limits.poll_s)
+            return
+        self._kill()
+        if verdict.failure == "superseded" and self.identity.local_rank == 0:
+            self._tell_node()
+
+    def _answer_roll_call(self, page: Snapshot) -> None:
+        """Another rank hangs: say how this one stands before all are killed, so that silence tells who is frozen."""
+        company = self._peers.company
+        if not company.has_hung or company.failed == self.identity.rank or page.state == FINISHED:
+            return
+        if not (self._has_announced_end or self._has_noted_words or self._killed_at):
+            self._mark(Ending("terminated", f"ended because rank {company.failed} hangs", 128 + signal.SIGTERM))
+            self._has_announced_end = True
+
+    def _tell_node(self) -> None:
+        """The other monitors of this node look at the owner record themselves when they are told to end."""
+        for pid in monitors_beside(self.attempt):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _relay_stop(self, now: float) -> None:
+        if self._next_relay is None or now < self._next_relay:
+            return
+        self._next_relay = now + self.limits.poll_s
+        if self.attempt.stop.exists():
+            self._next_relay = None
+            self._on_signal(signal.SIGUSR2, now)
 
     def _note_words(self, page: Snapshot) -> None:
         """The mark before the end: once this rank's program is gone, the launcher may kill this monitor at once."""
@@ -161,8 +245,12 @@ class Monitor:
         self.page.note()
 
     def _judge(self, now: float) -> Verdict | None:
-        company = replace(self._peers.company, state=is_stuck_state(process_state(self.child)))
-        return judge(self.page.read(), now, self.limits, company)
+        page = self.page.read()
+        state = is_stuck_state(process_state(self.child))
+        if state and now - page.heartbeat > PAUSE_S:
+            self._stood_still = (now, f"was {state}")
+        company = replace(self._peers.company, state=state, owner=self._owner.found)
+        return judge(page, now, self.limits, company)
 
     def _kill(self) -> None:
         self._killed_at = self._killed_at or time.monotonic()
@@ -196,11 +284,11 @@ class Monitor:
             self._end_leftovers()
             return self._await_all() if self.identity.rank == 0 else 0
         if not self._has_noted_words:
-            self._mark(ending)
+            self._mark(ending if page.failure else with_recorded_error(ending, self._error_file))
         self._end_leftovers()
         if ending.failure == "stopped":
             self._linger()
-        return ending.code
+        return CODE_OF_CLASS["superseded"] if self._owner.found else ending.code
 
     def _end_leftovers(self) -> bool:
         grace_s = 0.0 if self._told_at is not None else LEFTOVER_GRACE_S
@@ -208,6 +296,8 @@ class Monitor:
 
     def _mark(self, ending: Ending, blamed: int | None = None) -> None:
         page = self.page.read()
+        if owner := self._owner.look_at_once():  # whatever else went wrong in an attempt that was given up
+            ending, blamed = Ending("superseded", owner, CODE_OF_CLASS["superseded"]), None
         rank = self.identity.rank if blamed is None else blamed
         mark = ExitMark(
             writer=self.identity.rank,
@@ -219,11 +309,12 @@ class Monitor:
             step=page.step,
             phase=page.phase,
             waits=bool(page.call) and page.call_kind == WAITS_FOR_PEERS,
+            stuck="" if blamed is not None else self._why_it_stood_still(page),
         )
         if mark.failure == "terminated" and self._has_announced_end:
             return
         # What many ranks say alike (a stop, a hang, a peer that left) stands in the log once.
-        is_common = mark.failure in ("stopped", "hang") or blamed is not None
+        is_common = mark.failure in ("stopped", "hang", "superseded") or blamed is not None
         is_told = mark.failure in SECONDARY or (is_common and self._peers.somebody_failed())
         try:
             is_durable = mark.failure != "terminated"
@@ -236,6 +327,11 @@ class Monitor:
             word = "" if mark.failure == "stopped" else "failed: "
             say(f"rank {mark.rank} on {mark.node} {word}{mark.failure}: {mark.cause}{step}, phase {page.phase!r}")
 
+    def _why_it_stood_still(self, page: Snapshot) -> str:
+        # A rank that could go on again takes that back with its beats, but the launcher wakes a rank to end it.
+        since, why = self._stood_still
+        return why if page.heartbeat < since + WAKE_GRACE_S else ""
+
     def _node_of(self, rank: int) -> str:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             return str(read_json(self.attempt.finished / str(rank), limit=4096)["node"])
@@ -246,7 +342,8 @@ class Monitor:
             return
         with contextlib.suppress(OSError):  # tried again at the next look
             record = {"node": self.node, "time": time.time(), "abrupt": is_abrupt}
-            write_json(self.attempt.finished / str(self.identity.rank), record)
+            path = self.attempt.finished / str(self.identity.rank)
+            with_reserve(self.attempt.run, MARKS, lambda: write_json(path, record))
             self._is_finished = True
 
     def _linger(self) -> None:
@@ -263,11 +360,13 @@ class Monitor:
         while not self._peers.all_have_finished():
             info = signal.sigtimedwait(_WAITED, pause)
             is_told = info is not None and info.si_signo in _END
-            if is_told or self._peers.somebody_failed():
+            if is_told or self._peers.somebody_failed() or self._owner.look(time.monotonic()):
                 return 1
             pause = min(pause * 1.5, 1.0)
+        if self._owner.look_at_once():
+            return 1  # its own DONE, or none: the later attempt's
         with contextlib.suppress(OSError):  # the decision finds out too that all have finished
-            write_atomic(self.attempt.done, "all ranks ended cleanly\n")
+            with_reserve(self.attempt.run, MARKS, lambda: write_atomic(self.attempt.done, "all ranks ended cleanly\n"))
         return 0
 
 

@@ -11,13 +11,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_train.files import read_json
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.page import FINISHED, Snapshot
-from hpc_train.launch.verdict import Company, waits_in_vain
+from hpc_train.launch.verdict import Company, roll_call_s, waits_in_vain
 from hpc_train.run.layout import AttemptDir
 
 __all__ = ["Peers"]
 
+_ORDERLY = ("stopped", "terminated")  # ends that ranks are told to make, each in its time
 _SORTED = 64  # so many early leavers are put in the order in which they left
 
 
@@ -31,6 +33,7 @@ class Peers:
         self._poll_s = poll_s
         self._next = 0.0
         self._is_waiting = False
+        self._harmless: set[str] = set()  # marks that were read and tell of no failure
         self._looks_all_waited = 0
         self._all_ended_since: float | None = None
 
@@ -44,6 +47,7 @@ class Peers:
             return
         self._next = now + self._poll_s
         finished = _ranks(self._attempt.finished)
+        self._look_for_failure(now)
         if page.state == FINISHED:
             if self._all_ended_since is None and len(finished) >= self._identity.size:
                 self._all_ended_since = now
@@ -57,6 +61,23 @@ class Peers:
         # Twice in a row: a rank that has just gone on may not have taken its word back yet.
         self._looks_all_waited = self._looks_all_waited + 1 if len(finished | waiting) >= self._identity.size else 0
         self.company = replace(self.company, all_wait=self._looks_all_waited >= 2)
+
+    def _look_for_failure(self, now: float) -> None:
+        if self.company.failed is not None:
+            if self.company.has_hung and not self.company.all_spoke:
+                self.company = replace(self.company, all_spoke=self.all_have_ended())
+            return
+        for name in sorted(set(_marks(self._attempt.exits)) - self._harmless):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                mark = read_json(self._attempt.exits / name, limit=65536)
+                if mark["failure"] not in _ORDERLY:
+                    self._note_failure(int(mark["rank"]), now, has_hung=mark["failure"] == "hang")
+                    return
+                self._harmless.add(name)
+
+    def _note_failure(self, rank: int, now: float, *, has_hung: bool) -> None:
+        since = now + (roll_call_s(self._poll_s) if has_hung else 0.0)
+        self.company = replace(self.company, failed=rank, failed_since=since, has_hung=has_hung)
 
     def _tell_waiting(self, is_waiting: bool) -> None:
         if is_waiting == self._is_waiting:
@@ -89,6 +110,10 @@ class Peers:
     def all_have_ended(self) -> bool:
         """Whether every rank has ended, in whatever way, as far as ranks can tell themselves."""
         return len(_ranks(self._attempt.finished)) + len(_marks(self._attempt.exits)) >= self._identity.size
+
+    def need_no_store(self) -> bool:
+        """Whether no rank can still use the store that rank 0 hosts: all have ended, or one has failed."""
+        return self.somebody_failed() or self.all_have_finished()
 
     def somebody_failed(self) -> bool:
         """Whether a rank has left an exit mark."""

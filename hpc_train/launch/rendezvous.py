@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from hpc_train.errors import BootstrapError
 from hpc_train.files import read_json, write_json
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.network import choose_interface, interface_towards, list_interfaces
+from hpc_train.launch.page import FINISHED, Page
 
-__all__ = ["host_store", "join_rendezvous", "rendezvous_address", "start_store_process", "torch_is_installed"]
+__all__ = [
+    "host_store",
+    "join_rendezvous",
+    "keep_store",
+    "rendezvous_address",
+    "start_store_process",
+    "torch_is_installed",
+]
 
 # Rank 0 imports torch from a cold parallel file system in this time. Should it fail instead, the launcher ends us.
 WAIT_S = 600.0
@@ -45,11 +54,10 @@ def host_store(address: str) -> Any:
     return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
 
 
-def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool, key: str) -> None:
+def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool) -> None:
     """Set MASTER_ADDR, MASTER_PORT and the store's variables of this process. Blocks until rank 0 has published.
 
     Args:  path: the attempt's rendezvous record.   hosted: a process of its own hosts the store (not this one).
-    key: number of the attempt: torch prefixes the store's keys with it.
     Raises: BootstrapError if rank 0 publishes nothing within WAIT_S, or if the node has only loopback.
     """
     if identity.rank == 0 and not hosted:
@@ -63,8 +71,24 @@ def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], 
     os.environ["MASTER_ADDR"] = record["address"]
     os.environ["MASTER_PORT"] = str(record["port"])
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = key
     _set_interface(record["address"])
+
+
+def keep_store(page: Page, is_unneeded: Callable[[], bool], owner: int) -> None:
+    """Exit hook of rank 0, whose process hosts the store: stay until the other ranks have ended too.
+
+    torchrun's agent outlives its programs, and NCCL's threads, for one, look at the store to the end. After a failure
+    nobody is waited for.
+
+    Args:  owner: PID of the program; a fork of it that runs exit hooks does not wait.
+    """
+    pause = 0.02
+    while os.getpid() == owner:
+        seen = page.read()
+        if seen.state != FINISHED or seen.failure or is_unneeded():
+            return
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)
 
 
 def _set_interface(address: str) -> None:

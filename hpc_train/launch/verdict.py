@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from hpc_train.launch.page import FINISHED, WAITS_FOR_PEERS, WAITS_FOR_THREAD, Snapshot
 
-__all__ = ["Company", "Limits", "Verdict", "judge", "waits_in_vain"]
+__all__ = ["Company", "Limits", "Verdict", "judge", "roll_call_s", "waits_in_vain"]
 
 EARLY_EXIT_GRACE_S = 5.0  # a peer that has ended, and this rank in one call that waits for others, both for so long
 THREAD_GRACE_S = 8.0  # a thread that died of an exception, and the main thread waiting for a thread for so long
+FAILED_GRACE_S = 7.0  # a peer has failed, and the launcher has not ended this rank: longer than any launcher needs
+ROLL_CALL_S = 10.0  # a monitor that lives answers within two looks, also on a host with far more work than cores
 WAITING_BONUS_S = 3.0  # who waits for others speaks later than who keeps them waiting: the first word names the rank
 
 
@@ -22,11 +24,13 @@ class Limits:
 
     Attributes:  hang_timeout_s: how long the program may go without a heartbeat.   poll_s: how often the attempt's
     directory is looked at.   term_grace_s: how long a program has between SIGTERM and SIGKILL.
+    preempt_grace_s: how long before the end a preemption sends the first SIGTERM; 0 where it does not.
     """
 
     hang_timeout_s: float
     poll_s: float = 1.0
     term_grace_s: float = 3.0
+    preempt_grace_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Company:
     Attributes:  left_early: ranks that have ended cleanly, the first of them first.   left_since: when that was seen
     (CLOCK_MONOTONIC).   all_wait: every rank that has not ended waits for others in vain.   awake_since: when this node
     last woke from being suspended.   state: in words, why the program's process does not go on ("" where it may).
+    owner: in words, which later attempt owns the run ("" while none does).
+    failed, failed_since: a rank that failed (not one that stopped on request), and when that was seen; of a hang, when
+    its roll call must be over.   has_hung: that rank hung.   all_spoke: since then every rank has left a word.
     """
 
     left_early: tuple[int, ...] = ()
@@ -43,6 +50,18 @@ class Company:
     all_wait: bool = False
     awake_since: float = 0.0
     state: str = ""
+    owner: str = ""
+    failed: int | None = None
+    failed_since: float = 0.0
+    has_hung: bool = False
+    all_spoke: bool = False
+
+    def is_deserted(self, now: float) -> bool:
+        """Whether a peer failed so long ago that the launcher does not seem to mind.
+
+        MPICH's mpiexec goes on with the others where a rank ends before MPI_Init: they would wait for it for ever.
+        """
+        return self.failed is not None and now - max(self.failed_since, self.awake_since) > FAILED_GRACE_S
 
 
 @dataclass(frozen=True)
@@ -54,9 +73,24 @@ class Verdict:
     blamed: int | None = None
 
 
+def roll_call_s(poll_s: float) -> float:
+    """How long a rank that hangs waits for a word of all others before it is ended [s].
+
+    Its end makes the launcher kill every monitor at once (Slurm's PMIx does), and a rank that only waits looks like the
+    one that it waits for, until that one has said that it stands still, or is the only one to say nothing.
+
+    Args:  poll_s: how often a monitor looks at the attempt's directory.
+    """
+    return ROLL_CALL_S + 2 * poll_s
+
+
 def judge(page: Snapshot, now: float, limits: Limits, company: Company) -> Verdict | None:
     """Whether a running program must be ended, and why; None to let it run. `now`: CLOCK_MONOTONIC [s]."""
-    if page.state == FINISHED or page.failure:
+    if page.failure:
+        return None
+    if company.owner:  # also one that has finished: its exit hooks may wait for ranks that are gone
+        return Verdict("superseded", company.owner)
+    if page.state == FINISHED:
         return None
     return _stuck_in_phase(page, now, company) or _no_progress(page, now, limits, company) or _lost(page, now, company)
 
@@ -82,6 +116,8 @@ def _no_progress(page: Snapshot, now: float, limits: Limits, company: Company) -
 
 def _lost(page: Snapshot, now: float, company: Company) -> Verdict | None:
     """What this rank waits for can never come."""
+    if company.is_deserted(now):
+        return Verdict("peer_lost", f"rank {company.failed} failed, and the launcher left this rank running")
     if company.all_wait and waits_in_vain(page, now, company):
         first = company.left_early[0]
         others = f" (ended early: {', '.join(map(str, company.left_early[:8]))})" if len(company.left_early) > 1 else ""

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from hpc_train.world import alone
 
 __all__ = ["settled_ddp"]
 
@@ -27,7 +30,14 @@ def settled_ddp(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], **opt
     Args:  module: on its device.   loss_of: computes a scalar loss through the wrapped module from any batch of the
     usual shape; its values do not matter.   options: for DistributedDataParallel.
     Returns: the wrapped module; load a checkpoint into `.module` after this call or before it, both are right.
+    Raises: UsageError if there is no process group, and this is one of several ranks. A process that is alone gets a
+    group of its own, so that a program can be tried with plain `python`.
     """
+    if not dist.is_initialized():
+        alone("settled_ddp")
+        backend = "nccl" if any(parameter.is_cuda for parameter in module.parameters()) else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     ddp = DistributedDataParallel(module, **options)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     python_state = random.getstate()

@@ -8,30 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
-from hpc_train.errors import HpcTrainError, from_os_error
-from hpc_train.files import write_json
-from hpc_train.recovery.evidence import decide_attempt, last_cleared_attempt
+from hpc_train.errors import CannotCreateError, HpcTrainError, NoSpaceError, Superseded, from_os_error
+from hpc_train.files import tell, write_json
+from hpc_train.recovery.evidence import (
+    decide_attempt,
+    job_of,
+    last_cleared_attempt,
+    read_decision,
+    read_limits,
+    submission_of,
+)
+from hpc_train.recovery.exclusion import NO_CHANGE, next_list
 from hpc_train.recovery.outside import NODE_FAILURE, REQUEUE, find_ender
 from hpc_train.recovery.policy import Decision
+from hpc_train.recovery.predecessor import ask_ender
+from hpc_train.run.index import open_run
+from hpc_train.run.jobs import read_jobs, record_job
 from hpc_train.run.journal import Journal, read_journal
-from hpc_train.run.layout import RunDir
-from hpc_train.run.ownership import take_ownership
+from hpc_train.run.layout import AttemptDir, RunDir
+from hpc_train.run.ownership import check_submission, take_ownership
+from hpc_train.run.reserve import DECISION, keep_reserve, with_reserve
 
 __all__ = ["begin", "decide", "main"]
 
 _ENDED_FROM_OUTSIDE = ("timeout", "terminated", "preempted", "cancelled", "node_fail", "unknown")
+_GOES_ON = ("again", "again-elsewhere")
 _LOG_TAIL_BYTES = 64 << 10
 
 
 def main(command: str, argv: list[str]) -> int:
     """Run one of the two commands; prints its answer. Returns an exit code that the script passes on."""
     try:
-        run = RunDir(Path(argv[0]))
+        run = open_run(Path(argv[0]))
         submission = int(argv[argv.index("--submission") + 1])
         if command == "begin":
             print(begin(run, submission))
@@ -40,14 +53,15 @@ def main(command: str, argv: list[str]) -> int:
             code = int(argv[argv.index("--code") + 1])
             print(decide(run, submission, attempt, code, was_terminated="--terminated" in argv))
     except HpcTrainError as error:
-        print(f"hpc-train {command}: {error}", file=sys.stderr)
+        tell(f"hpc-train {command}: {error}")
         return error.exit_code
     except OSError as error:
         known = from_os_error(error, f"{command}: {error.filename or argv[:1]}")
-        print(f"hpc-train {known}", file=sys.stderr)
-        return known.exit_code
+        tell(f"hpc-train {known}")
+        # 73 tells the shell that the disk is full; where a file is gone or in the way, free space would not help.
+        return 74 if isinstance(known, CannotCreateError) and not isinstance(known, NoSpaceError) else known.exit_code
     except (ValueError, IndexError) as error:
-        print(f"hpc-train {command}: {error}", file=sys.stderr)
+        tell(f"hpc-train {command}: {error}")
         return 74
     return 0
 
@@ -55,21 +69,35 @@ def main(command: str, argv: list[str]) -> int:
 def begin(run: RunDir, submission: int) -> str:
     """Start an attempt: "go N TOKEN", or why there is none: "hold CODE", "stop CODE" (0: the run is done or cancelled).
 
-    Where no shell lived to decide the attempt before, it is decided here first. Raises: OSError, ValueError.
+    Where no shell lived to decide the attempt before, it is decided here first. A job of an older submission, however
+    late it starts, decides nothing and is stopped: the newest one alone goes on. Raises: OSError (nothing was started
+    then), ValueError.
     """
+    _note_job(run, submission)
+    try:
+        return _begin(run, submission)
+    except Superseded as error:
+        tell(f"hpc-train: not started: {error}")
+        return "stop 0"
+
+
+def _begin(run: RunDir, submission: int) -> str:
     if run.cancelled.exists():
         return "stop 0"
-    attempts = run.attempts()
+    attempts = run.attempts()  # before the look at the submissions: none of these can be an attempt of a newer one
+    check_submission(run, submission)
     if attempts:
-        before = decide_attempt(run, attempts[-1], submission=submission, launcher_code=None)
-        asked_again = last_cleared_attempt(read_journal(run)) >= attempts[-1].number
+        before, is_other_job = _decide_before(run, attempts[-1], submission)
+        asked_again = last_cleared_attempt(read_journal(run, without=("step",))) >= attempts[-1].number
         # Somebody outside had ended that attempt. That this start happens at all says it was preemption, a node, or an
-        # administrator's requeue, not the time limit: after that Slurm starts nothing by itself.
-        is_outside = before.word == "stop" and before.failure in _ENDED_FROM_OUTSIDE
+        # administrator's requeue, not the time limit: after that Slurm starts nothing by itself. A successor starts
+        # whatever that was.
+        is_outside = before.word == "stop" and before.failure in _ENDED_FROM_OUTSIDE and not is_other_job
         if before.word in ("hold", "stop", "done") and not (asked_again or is_outside):
-            print(f"hpc-train: not started again: {before.reason}", file=sys.stderr)
+            tell(f"hpc-train: not started again: {before.reason}")
             return f"{'stop' if before.word == 'done' else before.word} {before.code}"
-    owner = take_ownership(run)
+    keep_reserve(run, read_limits(run, submission).num_ranks)
+    owner = take_ownership(run, submission)
     attempt = run.attempt(owner.attempt)
     where: dict[str, Any] = {
         "submission": submission,
@@ -78,26 +106,61 @@ def begin(run: RunDir, submission: int) -> str:
         "nodes": os.environ.get("SLURM_JOB_NODELIST", socket.gethostname()),
         "restart_count": os.environ.get("SLURM_RESTART_COUNT", "0"),
     }
-    write_json(attempt.started, where)
-    Journal(run, "batch", owner.attempt).append("attempt_started", **where)
+    try:
+        write_json(attempt.started, where)
+        Journal(run, "batch", owner.attempt).append("attempt_started", **where)
+    except OSError:  # a full disk: an attempt that never was must not count as one that failed
+        shutil.rmtree(attempt.path, ignore_errors=True)
+        raise
     return f"go {owner.attempt} {owner.token}"
 
 
+def _decide_before(run: RunDir, attempt: AttemptDir, submission: int) -> tuple[Decision, bool]:
+    """The decision on the attempt before, and whether another job than this one ran it."""
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    is_other_job = job_id not in ("", job_of(attempt))
+    ender = ask_ender(job_of(attempt)) if is_other_job and read_decision(attempt) is None else ""
+    if ender and not attempt.stop.exists():
+        write_json(attempt.stop, {"reason": ender})
+    of_attempt = submission_of(attempt, submission)  # its number of ranks counts, not that of this one
+    return decide_attempt(run, attempt, submission=of_attempt, launcher_code=None, ended_by=ender), is_other_job
+
+
+def _note_job(run: RunDir, submission: int) -> None:
+    """A job whose registration was cut short tells of itself."""
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    if job_id and job_id not in [record.job_id for record in read_jobs(run)]:
+        with contextlib.suppress(OSError):
+            record_job(run.submission(submission), job_id)
+
+
 def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_terminated: bool) -> str:
-    """Decide an ended attempt: "WORD CODE NODES", NODES a comma-separated list or "-".
+    """Decide an ended attempt: "WORD CODE LIST", LIST what scontrol must change in the job's excluded hosts, or "-".
 
     WORD is the decision's, or "leave" where Slurm starts the job again by itself, or has: `begin` acts on the decision.
+    Also then the list is Slurm's to hear: a host that was lost, and is back too soon, may still run this job.
     Raises: OSError, ValueError.
     """
     directory = run.attempt(attempt)
     ender = _find_ender(run, submission)
     if (was_terminated or ender) and not directory.stop.exists():
-        write_json(directory.stop, {"reason": ender or "ended by the scheduler: time limit, preemption or cancel"})
+        stop = {"reason": ender or "ended by the scheduler: time limit, preemption or cancel"}
+        with_reserve(run, DECISION, lambda: write_json(directory.stop, stop))
     decision = decide_attempt(run, directory, submission=submission, launcher_code=code, ended_by=ender)
-    print(sentence(decision, attempt), file=sys.stderr)
-    is_late = run.attempts()[-1].number > attempt  # of a node that was cut off: a requeue would end the next attempt
+    tell(sentence(decision, attempt))
+    # Of a node that was cut off: a requeue would end the next attempt, or be turned away by the next submission.
+    is_late = run.attempts()[-1].number > attempt or _has_newer(run, submission)
     word = "leave" if ender in (REQUEUE, NODE_FAILURE) or is_late else decision.word
-    return f"{word} {decision.code} {','.join(decision.exclude) or '-'}"
+    changes = NO_CHANGE
+    if decision.word in _GOES_ON and not is_late:
+        num_nodes = read_limits(run, submission).num_nodes
+        changes = next_list(run, attempt, submission=submission, num_nodes=num_nodes)
+    return f"{word} {decision.code} {changes}"
+
+
+def _has_newer(run: RunDir, submission: int) -> bool:
+    newest = run.newest_submission()
+    return newest is not None and newest.number > submission
 
 
 def _find_ender(run: RunDir, submission: int) -> str:
@@ -110,7 +173,9 @@ def _find_ender(run: RunDir, submission: int) -> str:
     with contextlib.suppress(OSError), open(run.submission(submission).batch_log, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
         log = file.read(_LOG_TAIL_BYTES).decode(errors="replace")
-    return find_ender(queue, log, job_id=job_id, restart_count=int(restarts) if restarts.isdecimal() else 0)
+    restart_count = int(restarts) if restarts.isdecimal() else 0
+    node = os.environ.get("SLURMD_NODENAME", "")
+    return find_ender(queue, log, job_id=job_id, restart_count=restart_count, node=node)
 
 
 def sentence(decision: Decision, attempt: int) -> str:

@@ -14,11 +14,22 @@ from typing import Any
 from hpc_train.files import read_json, write_atomic, write_json
 from hpc_train.recovery.launcher_log import MAX_LOG_BYTES, ranks_seen_to_end
 from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide
-from hpc_train.run.journal import Event, Journal, read_journal
+from hpc_train.run.journal import Event, Journal, last_commit, read_journal
 from hpc_train.run.layout import AttemptDir, RunDir
 from hpc_train.run.marks import read_marks
+from hpc_train.run.reserve import DECISION, with_reserve
 
-__all__ = ["decide_attempt", "gather", "last_cleared_attempt", "read_decision", "read_limits"]
+__all__ = [
+    "decide_attempt",
+    "gather",
+    "job_of",
+    "last_cleared_attempt",
+    "read_decision",
+    "read_limits",
+    "submission_of",
+]
+
+_ASKED = ("requeue_asked", "resume_asked")  # a person let the run go on
 
 
 def read_decision(attempt: AttemptDir) -> Decision | None:
@@ -32,18 +43,37 @@ def read_decision(attempt: AttemptDir) -> Decision | None:
         return None
 
 
+def submission_of(attempt: AttemptDir, otherwise: int) -> int:
+    """Number of the submission whose job started an attempt; `otherwise` where its shell did not live to note it."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        number = read_json(attempt.started, limit=64 << 10)["submission"]
+        if type(number) is int and number >= 0:
+            return number
+    return otherwise
+
+
+def job_of(attempt: AttemptDir) -> str:
+    """The job that ran an attempt; "" where it did not note it."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        record: Any = read_json(attempt.started, limit=64 << 10)
+        return str(record["job_id"])
+    return ""
+
+
 def read_limits(run: RunDir, submission: int) -> Limits:
     """The limits that the submission's launch record carries. Raises: OSError; ValueError if the record is damaged."""
     path = run.submission(submission).launch
     try:
         launch = read_json(path)
         num_ranks, ranks_per_node = int(launch["num_ranks"]), max(1, int(launch["ranks_per_node"]))
+        num_nodes = -(-num_ranks // ranks_per_node)
         return Limits(
             max_failures=int(launch["max_failures"]),
             max_attempts=int(launch["max_attempts"]),
             can_continue=bool(launch["can_continue"]),
-            num_nodes=-(-num_ranks // ranks_per_node),
+            num_nodes=num_nodes,
             num_ranks=num_ranks,
+            can_move=bool(launch.get("can_move", num_nodes > 1)),  # a record of an older release has none
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: the launch record is damaged ({type(error).__name__}: {error})") from error
@@ -58,22 +88,27 @@ def gather(
     see Evidence.
     Raises: OSError if the run directory cannot be read.
     """
-    events = read_journal(run)
+    events = read_journal(run, without=("step",))
     before = [event for event in events if 0 <= event.attempt < attempt.number]
+    cleared = last_cleared_attempt(events)
     marks, finished, ready = read_marks(attempt), set(_names(attempt.finished)), _names(attempt.ready)
     told = {mark.writer for mark in marks} | finished
+    clean_ends = _clean_ends(attempt, finished)
+    silent = sorted(set(ready) - told)
     return Evidence(
         attempt=attempt.number,
         is_done=attempt.done.exists() or (num_ranks > 0 and len(finished) >= num_ranks and not _has_marks(attempt)),
         is_cancelled=run.cancelled.exists(),
         launcher_code=launcher_code,
         marks=marks,
-        silent=[(rank, _node_of_ready(attempt, rank)) for rank in sorted(set(ready) - told)],
-        start_step=_newest_commit(before),
-        last_commit=_newest_commit([event for event in events if event.attempt <= attempt.number]),
-        past=_past(run, attempt.number, last_cleared_attempt(events)),
+        silent=[(rank, _node_of_ready(attempt, rank)) for rank in silent],
+        start_step=last_commit(before),
+        last_commit=last_commit([event for event in events if event.attempt <= attempt.number]),
+        past=_past(run, attempt.number, cleared),
+        cleared=cleared,
         stop_reason=_stop_reason(attempt),
-        abrupt=_abrupt_ends(attempt, finished) if marks else (),
+        ended=[(rank, node) for rank, node, _ in clean_ends],
+        abrupt=[(rank, node) for rank, node, is_abrupt in clean_ends if is_abrupt] if marks or silent else (),
         num_started=len(ready),
         seen_to_end=_seen_to_end(attempt),
         ended_by=ended_by,
@@ -101,19 +136,14 @@ def _node_of_ready(attempt: AttemptDir, rank: int) -> str:
     return ""
 
 
-def _abrupt_ends(attempt: AttemptDir, finished: set[int]) -> list[tuple[int, str]]:
+def _clean_ends(attempt: AttemptDir, finished: set[int]) -> list[tuple[int, str, bool]]:
+    """Ranks that ended with code 0, the first of them first, with their nodes, and whether past every exit hook."""
     found = []
     for rank in sorted(finished):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             record = read_json(attempt.finished / str(rank), limit=4096)
-            if record.get("abrupt") is True:
-                found.append((float(record["time"]), rank, str(record["node"])))
-    return [(rank, node) for _, rank, node in sorted(found)]
-
-
-def _newest_commit(events: list[Event]) -> int | None:
-    steps = [event.fields.get("step") for event in events if event.event == "commit"]
-    return max((step for step in steps if isinstance(step, int)), default=None)
+            found.append((float(record["time"]), rank, str(record["node"]), record.get("abrupt") is True))
+    return [(rank, node, is_abrupt) for _, rank, node, is_abrupt in sorted(found)]
 
 
 def _names(directory: os.PathLike[str]) -> list[int]:
@@ -125,7 +155,7 @@ def _names(directory: os.PathLike[str]) -> list[int]:
 
 def last_cleared_attempt(events: list[Event]) -> int:
     """Number of the last attempt whose failures no longer count, as the user asked to go on after it; -1 if none."""
-    cleared = [event.fields.get("after_attempt") for event in events if event.event == "requeue_asked"]
+    cleared = [event.fields.get("after_attempt") for event in events if event.event in _ASKED]
     return max((number for number in cleared if isinstance(number, int)), default=-1)
 
 
@@ -154,9 +184,13 @@ def decide_attempt(
     limits = read_limits(run, submission)
     evidence = gather(run, attempt, launcher_code, num_ranks=limits.num_ranks, ended_by=ended_by)
     decision = decide(evidence, limits)
-    if evidence.is_done and not attempt.done.exists():
-        write_atomic(attempt.done, "all ranks ended cleanly\n")
     record = dataclasses.asdict(decision)
-    write_json(attempt.decision, record)
-    Journal(run, "decide", attempt.number).append("decision", **record, launcher_code=launcher_code)
+
+    def write() -> None:
+        if evidence.is_done and not attempt.done.exists():
+            write_atomic(attempt.done, "all ranks ended cleanly\n")
+        write_json(attempt.decision, record)
+        Journal(run, "decide", attempt.number).append("decision", **record, launcher_code=launcher_code)
+
+    with_reserve(run, DECISION, write)
     return decision

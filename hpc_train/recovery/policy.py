@@ -7,9 +7,9 @@ row of a table test. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION, REQUEUE
+from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION, REQUEUE, TIME_LIMIT
 from hpc_train.run.marks import SECONDARY, ExitMark, class_of_code, first_cause
 
 __all__ = ["WORDS", "Decision", "Evidence", "Limits", "Past", "decide"]
@@ -19,15 +19,20 @@ WORDS = ("done", "again", "again-elsewhere", "hold", "stop")
 # Running the same again cannot help: the user or the site must act first.
 _NEVER = {
     "usage": "correct the program's arguments",
-    "data": "repair or replace the data (hpc-train data verify, hpc-train checkpoint verify)",
+    "data": "repair or replace the data (see: hpc-train data verify DATASET, hpc-train checkpoint verify RUN)",
     "permission": "ask for the missing right",
     "config": "correct the job file or the program's configuration",
     "launch": "correct the launch mode",
     "forbidden": "the program asked not to be run again",
     "bug": "report the traceback in the log: this is a fault of hpc-train",
 }
+# What of class data is at fault, by the first word of its cause: the name of the error that a rank raised.
+_NEVER_OF_DATA = {
+    "DataError": "a dataset is damaged, missing or does not fit; hpc-train data verify DATASET names damage",
+    "CheckpointError": "a checkpoint is damaged or of another program; hpc-train checkpoint verify RUN names damage",
+}
 _HOLD = {
-    "out_of_memory": "ask for more memory a rank or make the batch smaller, then: hpc-train requeue RUN",
+    "out_of_memory": "give it more memory (hpc-train resume RUN --memory SIZE), fewer ranks a node, or a smaller batch",
     "no_space": "free space or raise the quota, then: hpc-train requeue RUN",
     "io": "see to the file system, then: hpc-train requeue RUN",
 }
@@ -43,7 +48,8 @@ class Limits:
 
     Attributes:  max_failures: so many attempts in a row that failed without a new checkpoint hold the run; 0: any
     failure does.   max_attempts: in all.   can_continue: False where the job file or the site forbids to run again.
-    num_nodes: of the allocation.   num_ranks: declared; 0 if not known.
+    num_nodes: of the allocation.   num_ranks: declared; 0 if not known.   can_move: the next attempt can be given other
+    hosts; False on this machine alone.
     """
 
     max_failures: int
@@ -51,6 +57,7 @@ class Limits:
     can_continue: bool = True
     num_nodes: int = 1
     num_ranks: int = 0
+    can_move: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,9 +77,11 @@ class Evidence:
     Attributes:  is_done: all ranks ended cleanly.   is_cancelled: its user cancelled the run.   launcher_code: exit
     code of srun or mpirun, None where no shell lived to see it.   start_step: the committed step it could start from.
     last_commit: newest committed step now.   silent: ranks that started but wrote neither a mark nor an end, with their
-    nodes.   abrupt: ranks that left with code 0 past every exit hook, with their nodes.   num_started: ranks that
-    started at all.   stop_reason: why the scheduler wanted the attempt to end, "" if it did not.   seen_to_end: ranks
-    whose end the launcher reported.   ended_by: who ended the job from outside, in recovery/outside's words.
+    nodes.   ended: ranks that ended with code 0, the first of them first, with their nodes.   abrupt: those of them
+    that left past every exit hook.   num_started: ranks that started at all.   stop_reason: why the scheduler wanted
+    the attempt to end, "" if it did not.   seen_to_end: ranks whose end the launcher reported.   ended_by: who ended
+    the job from outside, in recovery/outside's words.
+    cleared: the last attempt after which a person let the run go on; -1 if none. Earlier ones no longer count.
     """
 
     attempt: int
@@ -85,10 +94,12 @@ class Evidence:
     last_commit: int | None
     past: Sequence[Past]
     stop_reason: str = ""
+    ended: Sequence[tuple[int, str]] = ()
     abrupt: Sequence[tuple[int, str]] = ()
     num_started: int = 0
     seen_to_end: frozenset[int] = frozenset()
     ended_by: str = ""
+    cleared: int = -1
 
     @property
     def vanished(self) -> list[tuple[int, str]]:
@@ -129,6 +140,8 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
     if evidence.is_done:
         return Decision("done", "done", "all ranks ended cleanly", last_commit=evidence.last_commit)
     mark = find_cause(evidence, limits.num_ranks)
+    if mark.failure == "stopped" and evidence.ended_by == PREEMPTION:
+        mark = replace(mark, failure="preempted")
     is_cancelled = evidence.is_cancelled or evidence.ended_by == CANCEL
     word, reason = ("stop", "cancelled by its user") if is_cancelled else _word(mark, evidence, limits)
     failure = "cancelled" if is_cancelled else mark.failure
@@ -155,15 +168,20 @@ def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
     Args:  num_ranks: declared ranks, 0 if not known.
     """
     mark = first_cause(evidence.marks)
+    if mark is not None and mark.failure == "hang" and not mark.stuck:
+        silent = _telling_silence(evidence.silent, evidence.marks)
+        if silent:
+            return _blame_the_silent(mark, silent)
     if mark is not None and mark.failure not in SECONDARY:
         return mark
-    if mark is not None and evidence.abrupt:
+    if evidence.abrupt and (mark is not None or _spared_a_node(evidence)):
         rank, node = evidence.abrupt[0]
         cause = "left with code 0 by os._exit, past MPI_Finalize, while other ranks still ran"
         return ExitMark(writer=-1, rank=rank, node=node, failure="program", cause=cause, code=1)
     # Where every rank is gone, the launcher itself went down, if it lived to tell: no node stands out.
     vanished = evidence.vanished
-    if vanished and (evidence.launcher_code is None or len(vanished) < evidence.num_started):
+    was_ended = evidence.ended_by in (PREEMPTION, TIME_LIMIT)  # all at once, and no node's fault
+    if not was_ended and vanished and (evidence.launcher_code is None or len(vanished) < evidence.num_started):
         rank, node = vanished[0]
         others = f" and {len(vanished) - 1} more" if len(vanished) > 1 else ""
         cause = f"rank {rank}{others} vanished without a word: node {node} failed, or everything on it was killed"
@@ -173,9 +191,54 @@ def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
         cause = f"ended before it could save ({evidence.stop_reason})"
         failure = _CLASS_OF_ENDER.get(evidence.ended_by, "timeout")
         return ExitMark(writer=-1, rank=-1, node="", failure=failure, cause=cause, code=143, step=step)
+    if mark is not None and mark.failure == "peer_lost" and evidence.ended and not evidence.silent:
+        return _blame_the_early(mark, evidence.ended)
+    if mark is not None and len(evidence.silent) == 1 and not vanished:
+        rank, node = evidence.silent[0]
+        cause = "killed from outside (SIGKILL) together with its monitor, before either could say a word"
+        return ExitMark(writer=-1, rank=rank, node=node, failure="killed", cause=cause, code=137)
     if mark is not None and (mark.failure == "peer_lost" or evidence.num_started >= num_ranks):
         return mark
     return _cause_without_marks(evidence, num_ranks)
+
+
+def _telling_silence(silent: Sequence[tuple[int, str]], marks: Sequence[ExitMark]) -> list[tuple[int, str]]:
+    """The silent ranks whose silence tells that they hung: of whole nodes, and not the most.
+
+    A rank that hangs is ended only once every monitor that lives has spoken (`launch.verdict.roll_call_s`). Where most
+    are silent all the same, all were killed before they could speak. Also ranks that the launcher saw end: frozen ones
+    are woken to be killed.
+    """
+    nodes_that_spoke = {mark.node for mark in marks}
+    telling = [(rank, node) for rank, node in silent if node not in nodes_that_spoke]
+    return telling if len(telling) <= len(marks) else []
+
+
+def _blame_the_silent(mark: ExitMark, silent: Sequence[tuple[int, str]]) -> ExitMark:
+    """Who cannot even say that it waits is who the others waited for."""
+    rank, node = silent[0]
+    others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    cause = f"rank {rank}{others} on node {node} did not answer any more; rank {mark.writer} waited: {mark.cause}"
+    return ExitMark(writer=-1, rank=rank, node=node, failure="hang", cause=cause, code=76, step=mark.step)
+
+
+def _blame_the_early(mark: ExitMark, ended: Sequence[tuple[int, str]]) -> ExitMark:
+    """Nobody failed: who lost a peer lost one that had ended as if all were over."""
+    rank, node = ended[0]
+    cause = (
+        f"rank {rank} ended with code 0 while rank {mark.writer} still worked with it: fewer batches on one rank, an "
+        f"early return, or sys.exit; rank {mark.writer} then: {mark.cause}"
+    )
+    return ExitMark(writer=-1, rank=rank, node=node, failure="program", cause=cause, code=1, step=mark.step)
+
+
+def _spared_a_node(evidence: Evidence) -> bool:
+    """Whether silent ranks lie on the node of one that had its say: the launcher killed them there, no node failed.
+
+    MPICH's mpiexec kills at once, monitors too, where a rank has gone past MPI_Finalize.
+    """
+    spoke = {node for _, node in evidence.abrupt}
+    return evidence.launcher_code is not None and any(node in spoke for _, node in evidence.vanished)
 
 
 def _cause_without_marks(evidence: Evidence, num_ranks: int) -> ExitMark:
@@ -196,15 +259,18 @@ def _cause_without_marks(evidence: Evidence, num_ranks: int) -> ExitMark:
 def _word(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, str]:
     failure = mark.failure
     if failure in _NEVER:
-        return "stop", _NEVER[failure]
+        kind = mark.cause.partition(":")[0] if failure == "data" else ""
+        return "stop", _NEVER_OF_DATA.get(kind, _NEVER[failure])
     if failure in _HOLD:
         return "hold", _HOLD[failure]
     if failure == "superseded":
         return "stop", "another attempt goes on with the run"
     if not limits.can_continue:
         return "stop", "continuing is switched off ([recovery] requeue = false)"
-    if evidence.attempt + 1 >= limits.max_attempts:
+    if evidence.attempt - evidence.cleared >= limits.max_attempts:
         return "hold", f"the limit of {limits.max_attempts} attempts is reached"
+    if failure == "preempted":  # nobody's failure, and it can happen any number of times
+        return "again", _start(evidence)
     if failure == "stopped":
         # A stop that saved nothing new would loop for ever at full price.
         if evidence.made_progress or _idle_stops(evidence) < limits.max_failures:
@@ -214,13 +280,17 @@ def _word(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, str]
         if failure in ("program", "timeout"):
             return "stop", "no new checkpoint in this attempt: running the same again would end the same way"
         same = [past for past in evidence.past if past.signature == _signature(mark) and not past.made_progress]
-        if same and not (limits.num_nodes > 1 and _failed_there_before(mark, evidence)):
+        if same and not (limits.can_move and _failed_there_before(mark, evidence)):
             return "stop", "the same end as before, without a new checkpoint"
     failures = _failures_in_a_row(evidence)
     if failures >= limits.max_failures:
         return "hold", f"{failures} of at most {limits.max_failures} failures in a row without a new checkpoint"
-    start = "goes on from the last checkpoint" if evidence.last_commit is not None else "starts again"
-    return "again", f"{start} ({failures} of at most {limits.max_failures} failures in a row without a new checkpoint)"
+    counted = f"{failures} of at most {limits.max_failures} failures in a row without a new checkpoint"
+    return "again", f"{_start(evidence)} ({counted})"
+
+
+def _start(evidence: Evidence) -> str:
+    return "goes on from the last checkpoint" if evidence.last_commit is not None else "starts again"
 
 
 def _failures_in_a_row(evidence: Evidence) -> int:
@@ -229,7 +299,7 @@ def _failures_in_a_row(evidence: Evidence) -> int:
         for past in reversed(evidence.past):
             if past.made_progress:
                 break
-            count += past.failure != "stopped"
+            count += past.failure not in ("stopped", "preempted")
     return count
 
 
@@ -243,13 +313,14 @@ def _idle_stops(evidence: Evidence) -> int:
 
 
 def _suspects(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, ...]:
-    if limits.num_nodes < 2 or not mark.node or mark.node == "?" or evidence.launcher_code is None:
+    if not limits.can_move or not mark.node or mark.node == "?" or evidence.launcher_code is None:
         return ()  # the last: decided at the next start, when the nodes are given already
     is_suspect = mark.failure in _SUSPECT_NODE and not mark.waits  # who waits for others is not who is stuck
     if not is_suspect and not _failed_there_before(mark, evidence):
         return ()
     gone = {node for _, node in evidence.vanished} if mark.failure == "node_fail" else {mark.node}
-    return tuple(sorted(gone - {""})) if len(gone) < limits.num_nodes else ()
+    # All hosts of several at once: that says nothing about any of them.
+    return tuple(sorted(gone - {""})) if len(gone) < max(2, limits.num_nodes) else ()
 
 
 def _failed_there_before(mark: ExitMark, evidence: Evidence) -> bool:

@@ -11,12 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_train.files import read_json
+from hpc_train.files import read_json, why_unreadable
 
-__all__ = ["FORMAT", "VERSION", "AttemptDir", "RunDir", "SubmissionDir", "find_run_format"]
+__all__ = [
+    "FORMAT",
+    "LAUNCH_FORMAT",
+    "LAUNCH_VERSION",
+    "VERSION",
+    "AttemptDir",
+    "RunDir",
+    "SubmissionDir",
+    "find_run_format",
+]
 
 FORMAT = "hpc-train-run"
 VERSION = 1
+LAUNCH_FORMAT = "hpc-train-launch"
+LAUNCH_VERSION = 1
 
 _ATTEMPT = re.compile(r"attempt-(\d{3,})")
 _SUBMISSION = re.compile(r"submission-(\d{2,})")
@@ -55,9 +66,19 @@ class SubmissionDir:
         return self.path / "script.sbatch"
 
     @property
+    def origins(self) -> Path:
+        """Where each value of a later submission's request came from (JSON); the first one's stand in run.json."""
+        return self.path / "origins.json"
+
+    @property
     def submit(self) -> Path:
         """Job id and scheduler of this submission (JSON); absent until the scheduler took it."""
         return self.path / "submit.json"
+
+    @property
+    def jobs(self) -> Path:
+        """Further jobs of this submission, one JSON object a line: successors, and which of them were not needed."""
+        return self.path / "jobs.jsonl"
 
     @property
     def batch_log(self) -> Path:
@@ -73,9 +94,18 @@ class AttemptDir:
     number: int
 
     @property
+    def run(self) -> RunDir:
+        """The run that it belongs to."""
+        return RunDir(self.path.parent)
+
+    @property
     def exits(self) -> Path:
         """Directory of the ranks' exit marks."""
         return self.path / "exit"
+
+    def error_file(self, rank: int) -> Path:
+        """Where the rank's program, under torch's @record, writes why it failed (JSON, torchrun's format)."""
+        return self.exits / f"error-{rank}.json"
 
     @property
     def ready(self) -> Path:
@@ -155,6 +185,11 @@ class RunDir:
         return self.path / "cancelled"
 
     @property
+    def claim(self) -> Path:
+        """File that a command locks while it lets the run go on."""
+        return self.path / ".claim.lock"
+
+    @property
     def journal(self) -> Path:
         """Directory of the journal, one file a writer."""
         return self.path / "journal"
@@ -175,6 +210,10 @@ class RunDir:
     def submissions(self) -> list[SubmissionDir]:
         """The submissions that exist, in order."""
         return [SubmissionDir(self.path / name, number) for number, name in self._numbered(_SUBMISSION)]
+
+    def newest_submission(self) -> SubmissionDir | None:
+        """The newest submission that is whole (launch.json is written last): its jobs alone may start attempts."""
+        return next((each for each in reversed(self.submissions()) if each.launch.exists()), None)
 
     def attempts(self) -> list[AttemptDir]:
         """The attempts that exist, in order."""
@@ -199,7 +238,7 @@ def find_run_format(path: Path) -> str | None:
     except FileNotFoundError:
         return f"{path} holds no run (there is no run.json)"
     except (OSError, ValueError) as error:
-        return f"{path}/run.json cannot be read: {error}"
+        return f"{why_unreadable(path / 'run.json', error)}: without it this is no run, but its checkpoints stay whole"
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         return f"{path}/run.json is not the record of an hpc-train run"
     if record.get("version") != VERSION:

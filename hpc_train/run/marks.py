@@ -17,6 +17,7 @@ from typing import Any
 
 from hpc_train.files import read_json, write_json
 from hpc_train.run.layout import AttemptDir
+from hpc_train.run.reserve import MARKS, with_reserve
 
 __all__ = [
     "CODE_OF_CLASS",
@@ -65,6 +66,7 @@ class ExitMark:
     for a signal).   step, phase: where the program was, as far as it had said.   rank, node: the rank that failed first
     as this rank saw it (its own, except when it ended because a peer left early).   writer: the rank that wrote the
     mark.   time: seconds since 1970 on that node's clock.   waits: whether its main thread waited for other ranks.
+    stuck: why its process could not go on before it was ended, in words that follow "it" ("" where it could).
     """
 
     writer: int
@@ -77,6 +79,7 @@ class ExitMark:
     phase: str = ""
     time: float = 0.0
     waits: bool = False
+    stuck: str = ""
 
 
 def class_of_code(code: int) -> str:
@@ -100,14 +103,18 @@ def write_mark(attempt: AttemptDir, mark: ExitMark, *, replace: bool = False, du
     does not wait for the disk: for that announcement, since SIGKILL may follow within a second.
     Raises: OSError as the system gives it.
     """
-    attempt.exits.mkdir(parents=True, exist_ok=True)
     path = attempt.exits / f"rank-{mark.writer}.json"
-    if replace or not path.exists():
-        record = dataclasses.asdict(dataclasses.replace(mark, time=mark.time or time.time()))
+    record = dataclasses.asdict(dataclasses.replace(mark, time=mark.time or time.time()))
+
+    def write() -> None:
+        attempt.exits.mkdir(exist_ok=True)  # no parents: a run that was removed must not come back as a shell
         # Seen first, durable second: the launcher's SIGKILL can follow within milliseconds; a written file outlives it.
         write_json(path, record, durable=False)
         if durable:
             write_json(path, record)
+
+    if replace or not path.exists():
+        with_reserve(attempt.run, MARKS, write)
 
 
 def read_marks(attempt: AttemptDir) -> list[ExitMark]:
@@ -128,7 +135,7 @@ def _parse(attempt: AttemptDir, name: str, writer: int) -> ExitMark | None:
     except (OSError, ValueError, TypeError):
         return None
     numbers = (mark.writer, mark.rank, mark.code, 0 if mark.step is None else mark.step)
-    texts = (mark.node, mark.failure, mark.cause, mark.phase)
+    texts = (mark.node, mark.failure, mark.cause, mark.phase, mark.stuck)
     is_sound = (
         all(type(number) is int for number in numbers)
         and all(isinstance(text, str) for text in texts)
@@ -142,28 +149,33 @@ def _parse(attempt: AttemptDir, name: str, writer: int) -> ExitMark | None:
 def first_cause(marks: Sequence[ExitMark]) -> ExitMark | None:
     """The mark that tells best why the attempt ended: causes before consequences, then the earliest.
 
-    Clocks of nodes differ, so time only decides between marks of the same weight. Where ranks hang, one that did not
-    itself wait for others comes first, then the one furthest behind: the others wait for it. The launcher ends such a
-    rank before its own watchdog speaks, so a rank that was told to end counts too.
+    Clocks of nodes differ, so time only decides between marks of the same weight. Where ranks hang, one that could not
+    go on comes first, then one that did not itself wait for others, then the one furthest behind: the others wait for
+    it. The launcher ends such a rank before its own watchdog speaks, so a rank that was told to end counts too.
     """
     first = min(marks, key=_weight, default=None)
-    if first is None or first.failure != "hang" or not first.waits:
+    if first is None or first.failure not in ("hang", "peer_lost") or (first.failure == "hang" and first.stuck):
         return first
-    told = [mark for mark in marks if mark.failure == "terminated" and not mark.waits]
-    awaited = min(told, key=_weight_of_stuck, default=None)
+    stuck = [mark for mark in marks if mark.failure in SECONDARY and mark.stuck]  # woken to be ended
+    moving = [mark for mark in marks if mark.failure == "terminated" and not mark.waits]
+    if first.failure != "hang" or not first.waits:
+        moving = []
+    awaited = min(stuck or moving, key=_weight_of_stuck, default=None)
     if awaited is None:
         return first
     cause = f"rank {first.writer} waited for this rank in vain: {first.cause}"
+    if awaited.stuck:
+        cause = f"it {awaited.stuck}" if first is awaited else f"it {awaited.stuck}; {cause}"
     return dataclasses.replace(awaited, failure="hang", cause=cause, code=CODE_OF_CLASS["hang"])
 
 
-def _weight(mark: ExitMark) -> tuple[int, bool, int, float]:
+def _weight(mark: ExitMark) -> tuple[int, bool, bool, int, float]:
     consequence = -1 - SECONDARY.index(mark.failure) if mark.failure in SECONDARY else -10
     # stopped and hang come on all ranks at once; any other class on another rank explains more
     told = {"stopped": 2, "hang": 1}.get(mark.failure, 0)
-    stuck = _weight_of_stuck(mark) if mark.failure == "hang" else (False, 0, mark.time)
+    stuck = _weight_of_stuck(mark) if mark.failure == "hang" else (False, False, 0, mark.time)
     return (consequence + told, *stuck)
 
 
-def _weight_of_stuck(mark: ExitMark) -> tuple[bool, int, float]:
-    return (mark.waits, -1 if mark.step is None else mark.step, mark.time)
+def _weight_of_stuck(mark: ExitMark) -> tuple[bool, bool, int, float]:
+    return (not mark.stuck, mark.waits, -1 if mark.step is None else mark.step, mark.time)

@@ -24,13 +24,15 @@ class JobState:
     """What a scheduler says of a job.
 
     Attributes:  state: one of STATES; "unknown" where the scheduler no longer knows it, which is not "completed".
-    raw: its own word.   reason: why it waits or ended, in its own words.   nodes: host list, "" if none.
+    raw: its own word.   reason: why it waits or ended, in its own words.   nodes: host list, "" if none.   is_answer:
+    False where the scheduler did not answer, so that the job may well be alive.
     """
 
     state: str
     raw: str = ""
     reason: str = ""
     nodes: str = ""
+    is_answer: bool = True
 
     @property
     def is_live(self) -> bool:
@@ -44,8 +46,18 @@ class Backend(Protocol):
     def submit(self, run: RunDir, submission: SubmissionDir, environ: Mapping[str, str]) -> str:
         """Hand over the submission's script; returns the job id. Raises: SchedulerError, nothing submitted."""
 
-    def states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """The state of each job, "unknown" for those it does not know. Raises: SchedulerError."""
+    def find(self, run: RunDir, submission: SubmissionDir) -> str | None:
+        """The job of a submission whose id nobody lived to note, None if there is none. Raises: SchedulerError."""
+
+    def jobs_of(self, run: RunDir) -> list[str]:
+        """The jobs in the queue that carry a token of the run, noted or not. Raises: SchedulerError."""
+
+    def states(self, job_ids: Sequence[str], *, max_age_s: float = 0.0) -> dict[str, JobState]:
+        """The state of each job, "unknown" for those it does not know.
+
+        Args:  max_age_s: how old an answer that other commands have got may be; 0 always asks: for who acts on it.
+        Raises: SchedulerError.
+        """
 
     def cancel(self, job_id: str) -> None:
         """End a job. One that has ended already, or that nobody knows any more, is no error. Raises: SchedulerError."""

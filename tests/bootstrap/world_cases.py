@@ -21,6 +21,14 @@ def case_knows_its_node(world: World, tmp_path: Path) -> None:
     assert world.local_rank == on_node.index(world.rank)
 
 
+def case_prints_what_it_is(world: World, tmp_path: Path) -> None:
+    text = str(world)
+    assert text.startswith(
+        f"{type(world).__name__}(rank {world.rank} of {world.size}, local rank {world.local_rank} of "
+    )
+    assert text.endswith(f" on {world.node}, device cpu, outside a run)")
+
+
 def case_is_outside_any_run(world: World, tmp_path: Path) -> None:
     assert (world.run_dir, world.attempt, world.device) == (None, 0, "cpu")
     world.fence()

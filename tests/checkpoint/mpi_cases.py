@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hpc_train.bootstrap.mpi import MpiWorld
 from hpc_train.checkpoint import Checkpointer, list_checkpoints, rng_state, verify_checkpoint
@@ -106,6 +108,50 @@ def case_each_rank_gets_its_own_random_streams_back(world: MpiWorld, tmp_path: P
     assert len({tuple(stream) for stream in streams}) == world.size
 
 
+def _draws() -> tuple[float, ...]:
+    """The next random numbers of this rank, of both generators; the generators stay where they are."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    drawn = (*(random.random() for _ in range(3)), *np.random.random(3).tolist())
+    random.setstate(python)
+    np.random.set_state(of_numpy)
+    return drawn
+
+
+def case_at_another_size_ranks_keep_their_own_streams_and_new_ones_get_streams_that_nobody_had(
+    world: MpiWorld, tmp_path: Path
+) -> None:
+    # NVIDIA/Megatron-LM#6858: 252 of 256 ranks went on with another rank's stream.
+    random.seed(world.rank)
+    np.random.seed(world.rank)
+    ever = set(world.allgather(_draws()))
+    saved: list[tuple[float, ...]] = []
+    half = max(1, world.size // 2)
+    sizes = [world.size, half, 1, world.size, half, world.size]  # the last has new ranks a second time
+    for step, size in enumerate(sizes, start=1):
+        comm = MPI.Intracomm(world.mpi.Split(0 if world.rank < size else 1, world.rank))
+        part = MpiWorld(comm)
+        checkpoint = Checkpointer(tmp_path / "root", world=part)
+        streams: list[tuple[float, ...]] = []
+        if world.rank < size:
+            live = {"model": {"w": np.zeros(5000, np.float32)}}
+            for _ in range(2):  # the same each time
+                assert checkpoint.load(live, per_rank={"rng": rng_state()}) == (step - 1 or None)
+                assert not streams or streams == part.allgather(_draws())
+                streams = part.allgather(_draws())
+            assert len(set(streams)) == size
+            assert streams[: len(saved)] == saved[:size]
+            assert step == 1 or not ever & set(streams[len(saved) :])
+            ever |= set(part.allgather(_draws()))
+            assert (live["model"]["w"] == step - 1).all()
+            live["model"]["w"] += 1
+            random.random(), np.random.random()
+            streams = part.allgather(_draws())
+            checkpoint.save(step, live, per_rank={"rng": rng_state()})
+        saved = world.broadcast(streams)
+        ever |= set(saved)
+        comm.Free()
+
+
 def case_damage_seen_by_the_ranks_makes_all_fall_back(world: MpiWorld, tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path / "root", world=world)
     checkpoint.save(1, _state(1))
@@ -123,7 +169,7 @@ def case_damage_seen_by_the_ranks_makes_all_fall_back(world: MpiWorld, tmp_path:
     assert not verify_checkpoint(path).is_good
 
 
-def case_another_world_size_is_refused_for_rank_state_unless_skipped(world: MpiWorld, tmp_path: Path) -> None:
+def case_another_world_size_is_refused_for_rank_state_that_cannot_begin_anew(world: MpiWorld, tmp_path: Path) -> None:
     if world.rank == 0:
         # One process alone: a world of size 1.
         Checkpointer(tmp_path / "root", world=SoloWorld()).save(3, _state(3), per_rank={"mine": {"x": 1}})
@@ -132,8 +178,13 @@ def case_another_world_size_is_refused_for_rank_state_unless_skipped(world: MpiW
         return
     live = _state(0)
     checkpoint = Checkpointer(tmp_path / "root", world=world)
+    for on_resize in ("reseed", "refuse"):
+        with pytest.raises(CheckpointError, match="saved by 1 ranks"):
+            checkpoint.load(live, per_rank={"mine": {"x": 0}}, per_rank_on_resize=on_resize)
+    with pytest.raises(CheckpointError, match=r"per_rank 'mine' has no load_resized\(\)"):
+        checkpoint.load(live, per_rank={"random": rng_state(), "mine": {"x": 0}})
     with pytest.raises(CheckpointError, match="saved by 1 ranks"):
-        checkpoint.load(live, per_rank={"mine": {"x": 0}})
+        checkpoint.load(live, per_rank={"random": rng_state()}, per_rank_on_resize="refuse")
     _assert_equal(live, _state(0))
     mine = {"mine": {"x": 0}}
     assert checkpoint.load(live, per_rank=mine, per_rank_on_resize="skip") == 3

@@ -15,6 +15,7 @@ import pytest
 
 from hpc_train.checkpoint import Checkpointer, list_checkpoints, rng_state, verify_checkpoint
 from hpc_train.checkpoint.catalogue import newest
+from hpc_train.checkpoint.names import in_progress_name
 from hpc_train.errors import CheckpointError, NoSpaceError, Superseded, UsageError
 from hpc_train.world import SoloWorld
 
@@ -27,12 +28,15 @@ class RunWorld(SoloWorld):
         self.run_dir = run_dir
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.is_superseded = False
+        self.fences_left: int | None = None  # so many looks still find this attempt the owner
 
     def record(self, event: str, **fields: Any) -> None:
         self.events.append((event, fields))
 
     def fence(self) -> None:
-        if self.is_superseded:
+        if self.fences_left is not None:
+            self.fences_left -= 1
+        if self.is_superseded or (self.fences_left or 0) < 0:
             raise Superseded("another attempt owns the run")
 
 
@@ -109,7 +113,9 @@ def test_damage_falls_back_loudly_and_total_damage_is_an_error(
         assert checkpoint.load(live) == 1
     assert value_of(live) == 1.0
     assert name in caplog.text
-    assert [event for event, _ in world.events] == ["commit", "commit", "checkpoint_damaged", "resumed"]
+    assert [event for event, _ in world.events] == ["commit", "commit", "checkpoint_damaged", "fallback", "resumed"]
+    assert world.events[3][1]["step"] == 1 and world.events[3][1]["damaged"] == [2]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     flip(tmp_path / "checkpoints/step-000000001" / name, -5)
     with pytest.raises(CheckpointError, match="no checkpoint can be loaded, 2 tried"):
         checkpoint.load(live)
@@ -155,7 +161,7 @@ def test_leftovers_of_dead_saves_are_reaped_by_the_next(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "data-00000.safetensors").write_bytes(b"x")
     Checkpointer(tmp_path).save(1, state(1.0))
-    assert sorted(os.listdir(tmp_path)) == ["LATEST", "owner.json", "step-000000001"]
+    assert sorted(os.listdir(tmp_path)) == [".owner.lock", "LATEST", "owner.json", "step-000000001"]
 
 
 def test_a_stale_latest_is_only_advice(tmp_path: Path) -> None:
@@ -190,6 +196,26 @@ def test_a_superseded_attempt_commits_nothing(tmp_path: Path) -> None:
     with pytest.raises(Superseded):
         checkpoint.save(2, state(2.0))
     assert [entry.step for entry in list_checkpoints(tmp_path / "checkpoints")] == [1]
+
+
+def test_an_attempt_that_is_superseded_while_it_writes_commits_nothing(tmp_path: Path) -> None:
+    world = RunWorld(tmp_path)
+    world.fences_left = 1  # before it writes; the next look comes before the rename
+    with pytest.raises(Superseded):
+        Checkpointer(world=world).save(2, state(2.0))
+    assert list_checkpoints(tmp_path / "checkpoints") == []
+
+
+def test_a_superseded_attempt_does_not_clear_away_what_its_successor_writes(tmp_path: Path) -> None:
+    world = RunWorld(tmp_path)
+    checkpoint = Checkpointer(world=world)
+    checkpoint.save(1, state(1.0))
+    of_successor = tmp_path / "checkpoints" / in_progress_name(2)
+    of_successor.mkdir()
+    world.is_superseded = True
+    with pytest.raises(Superseded):
+        checkpoint.save(2, state(2.0))
+    assert of_successor.is_dir()
 
 
 def test_another_run_may_load_from_a_root_but_not_save_into_it(tmp_path: Path) -> None:
@@ -319,3 +345,55 @@ def test_file_size_limit_is_a_typed_error(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [entry.step for entry in list_checkpoints(tmp_path)] == [1]
     assert not [name for name in os.listdir(tmp_path) if "inprogress" in name]
+
+
+class ResizedWorld(RunWorld):
+    """Rank 0 of two, whose other rank does as it does."""
+
+    size = 2
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
+@pytest.mark.parametrize("is_in_a_run", [True, False])
+def test_another_number_of_ranks_is_said_aloud_and_journalled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_in_a_run: bool
+) -> None:
+    Checkpointer(tmp_path / "root").save(4, state(2.0), per_rank={"random": rng_state()})
+    world = ResizedWorld(tmp_path)
+    if not is_in_a_run:
+        world.run_dir = None
+    live = state(0.0)
+    per_rank = {"random": rng_state()} if is_in_a_run else None  # without: a look at a checkpoint
+    with caplog.at_level("INFO"):
+        assert Checkpointer(tmp_path / "root", world=world).load(live, per_rank=per_rank) == 4
+    assert world.events == [
+        ("resumed", {"step": 4}),
+        ("resized", {"step": 4, "saved_ranks": 1, "num_ranks": 2, "bit_equal": False}),
+    ]
+    told = [record for record in caplog.records if "not bit-equal" in record.message]
+    assert [record.levelname for record in told] == ["WARNING" if is_in_a_run else "INFO"]
+    assert "saved by 1 ranks and goes on with 2" in told[0].message
+
+
+def test_a_part_of_a_rank_may_say_how_it_goes_on_at_another_size(tmp_path: Path) -> None:
+    class Loader:
+        def __init__(self) -> None:
+            self.resized: list[Any] = []
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"position": 7}
+
+        def load_state_dict(self, loaded: dict[str, Any]) -> None:
+            raise AssertionError("the size is another one")
+
+        def load_resized(self, loaded: dict[str, Any] | None, seed: int) -> None:
+            self.resized.append((loaded, seed))
+
+    Checkpointer(tmp_path / "root").save(1, {}, per_rank={"one": Loader(), "two": Loader()})
+    one, two = Loader(), Loader()
+    Checkpointer(tmp_path / "root", world=ResizedWorld(tmp_path)).load({}, per_rank={"one": one, "two": two})
+    [(of_one, seed_one)], [(of_two, seed_two)] = one.resized, two.resized
+    assert of_one == of_two == {"position": 7}
+    assert seed_one != seed_two and min(seed_one, seed_two) >= 0

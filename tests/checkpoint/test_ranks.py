@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,14 @@ import numpy as np
 import pytest
 
 from hpc_train.checkpoint import Checkpointer, list_checkpoints
-from tests.support.ranks import mpi_environment, mpirun_argv, run_cases
+from tests.support.ranks import Mpi, mpi_environment, on_both_mpis, run_cases
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_rank_keeps_every_promise(ranks: int, tmp_path: Path) -> None:
-    run_cases("tests.checkpoint.mpi_cases", ranks, tmp_path)
+@on_both_mpis
+def test_every_rank_keeps_every_promise(mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+    run_cases("tests.checkpoint.mpi_cases", ranks, tmp_path, mpi=mpi)
 
 
 @pytest.fixture
@@ -35,8 +35,11 @@ def mountable(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_full_file_system_is_the_same_error_on_all_ranks_and_costs_nothing(ranks: int, mountable: Path) -> None:
-    run_cases("tests.checkpoint.full_disk_cases", ranks, mountable)
+@on_both_mpis
+def test_a_full_file_system_is_the_same_error_on_all_ranks_and_costs_nothing(
+    mpi: Mpi, ranks: int, mountable: Path
+) -> None:
+    run_cases("tests.checkpoint.full_disk_cases", ranks, mountable, mpi=mpi)
 
 
 KILLED = """
@@ -65,15 +68,23 @@ for step in (1, 2):
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", ["checkpoint write", "checkpoint commit"])
-def test_one_rank_killed_while_saving_leaves_the_old_checkpoint(tmp_path: Path, phase: str, rank: int) -> None:
-    argv = [*mpirun_argv(2), sys.executable, "-c", KILLED, str(tmp_path / "root"), phase, str(rank)]
+@on_both_mpis
+def test_one_rank_killed_while_saving_leaves_the_old_checkpoint(
+    tmp_path: Path, mpi: Mpi, phase: str, rank: int
+) -> None:
+    argv = [*mpi.mpirun_argv(2), mpi.python, "-c", KILLED, str(tmp_path / "root"), phase, str(rank)]
     done = subprocess.run(argv, env=mpi_environment(), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     entries = list_checkpoints(tmp_path / "root")
-    assert [(e.step, e.status) for e in entries] == [(1, "committed"), (2, "uncommitted")], done.stderr[-2000:]
+    # Rank 0 commits, once all have written: whether it outlives another's death by so long is the launcher's affair.
+    allowed = ["uncommitted", "committed"] if (phase, rank) == ("checkpoint commit", 1) else ["uncommitted"]
+    assert [e.step for e in entries] == [1, 2] and entries[0].status == "committed", done.stderr[-2000:]
+    assert entries[1].status in allowed, done.stderr[-2000:]
+    newest = 2 if entries[1].status == "committed" else 1
     live = {"m": {"w": np.zeros(20 << 20, np.uint8)}}
     checkpoint = Checkpointer(tmp_path / "root")
-    assert checkpoint.load(live) == 1
-    assert (live["m"]["w"] == 1).all()
-    checkpoint.save(2, live)
-    assert [(e.step, e.status) for e in list_checkpoints(tmp_path / "root")] == [(1, "committed"), (2, "committed")]
+    assert checkpoint.load(live) == newest
+    assert (live["m"]["w"] == newest).all()
+    checkpoint.save(newest + 1, live)
+    entries = list_checkpoints(tmp_path / "root")
+    assert [(e.step, e.status) for e in entries] == [(step, "committed") for step in range(1, newest + 2)]

@@ -53,6 +53,11 @@ def test_tilings_pass_and_a_box_lost_moved_or_doubled_does_not(
     assert problem(shape, [*boxes[:victim], moved, *boxes[victim + 1 :]]) is not None
 
 
+def test_a_whole_slab_without_boxes_is_a_gap() -> None:
+    boxes: Boxes = [((0, 1), (1, 1)), ((2, 0), (1, 2)), ((0, 0), (1, 1))]
+    assert problem((3, 2), boxes) == "the boxes overlap or leave a gap"
+
+
 @settings(max_examples=100, deadline=None)
 @given(tilings())
 def test_boxes_scatter_to_their_place(tiling: tuple[tuple[int, ...], Boxes]) -> None:

@@ -129,7 +129,7 @@ def test_list_tells_committed_damaged_and_uncommitted_apart(root: Path) -> None:
 def test_a_run_directory_stands_for_its_checkpoints(root: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    (run_dir / "run.json").write_text("{}")
+    (run_dir / "run.json").write_text('{"format": "hpc-train-run", "version": 1}')
     root.rename(run_dir / "checkpoints")
     assert len(json.loads(run("list", "--json", run_dir).output)["checkpoints"]) == 2
     assert run("verify", run_dir).exit_code == 0

@@ -17,6 +17,8 @@ from hpc_train.run.layout import RunDir
 from tests.scheduler.making import bare_environment, make_run, note_submitted, write_program
 
 ROOT = Path(__file__).parents[2]
+# A cancelled job stays listed for a while.
+ENDS = {"scancel": 'sed -i "s/^$1|[^|]*|/$1|CANCELLED by 0|/" "${0%/*}/queue"'}
 Completed = subprocess.CompletedProcess[str]
 
 
@@ -67,7 +69,7 @@ class Shell:
         run = make_run(self.directory / "runs" / name, job_name=job_name)
         if job_id:
             note_submitted(run.submission(0), job_id, scheduler=scheduler, site=scheduler)
-        add_to_index(self.environ, run, job_id)
+        add_to_index(self.environ, run, job_id, site=scheduler)
         return run
 
     def queue(self, *lines: str) -> None:
@@ -89,7 +91,7 @@ def shell(tmp_path: Path) -> Shell:
     write_program(bin_dir, "sbatch", 'printf "%s\\n" "$*" >>"${0%/*}/submitted"; echo 4711')
     write_program(bin_dir, "squeue", 'cat "${0%/*}/queue"')
     for name in ("sacct", "scancel", "scontrol"):
-        write_program(bin_dir, name, f'printf "%s\\n" "{name} $*" >>"${{0%/*}}/calls"')
+        write_program(bin_dir, name, f'printf "%s\\n" "{name} $*" >>"${{0%/*}}/calls"; {ENDS.get(name, "")}')
     made = Shell(work, bin_dir, bare_environment(bin_dir, HOME=str(home), PYTHONPATH=str(ROOT)))
     made.queue()
     return made

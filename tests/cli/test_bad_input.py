@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Shell
+from tests.scheduler.making import make_attempt
 
 PROGRAM = '[program]\ncommand = ["python", "train.py"]\n'
 
@@ -124,3 +128,52 @@ def test_a_run_of_another_version_is_named_as_such(shell: Shell) -> None:
     run.record.write_text(run.record.read_text().replace('"version": 1', '"version": 9'))
     assert "run format version 9" in shell.fails(78, "status", str(run.path))
     assert shell.json("status") == []  # a listing passes it over
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "words", ["submit --site slurm-cluster -- python train.py", "status", "status --watch 0.5", "why r", "logs r"]
+)
+def test_a_closed_stream_is_no_error_and_no_file_takes_its_place(shell: Shell, words: str, closed: str) -> None:
+    run = shell.make_run("r", "7")
+    shell.queue("7|COMPLETED|n1|None")
+    make_attempt(run, word="done", failure="done", code=0).logs.joinpath("n1.log").write_text("hello\n")
+    line = f"{shlex.join(shell.argv())} {words} {closed}"
+    done = subprocess.run(["bash", "-c", line], cwd=shell.directory, env=shell.environ, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    files = [path for path in shell.directory.parent.rglob("*") if path.is_file() and path.suffix != ".log"]
+    assert not [path for path in files if b"watch   hpc-train" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("words", [["status"], ["logs", "r"], ["site", "list"], ["status", "--json"]])
+def test_an_output_on_a_full_disk_is_said_and_not_lost_in_silence(shell: Shell, words: list[str]) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run).logs.joinpath("n1.log").write_text("hello\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            shell.argv(*words), cwd=shell.directory, env=shell.environ, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 73
+    assert done.stderr.startswith("hpc-train: error: standard output, ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["submit -- python train.py", "submit --dry-run -- python train.py"])
+def test_a_current_directory_that_is_gone_is_said(shell: Shell, words: str) -> None:
+    line = f"mkdir gone && cd gone && rmdir ../gone && {shlex.join(shell.argv())} {words}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=shell.directory, env=shell.environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 73
+    assert done.stderr.startswith("hpc-train: error: the current directory is gone") and done.stderr.count("\n") == 1
+
+
+def test_a_directory_whose_name_is_no_utf_8_is_refused_in_one_line(shell: Shell) -> None:
+    odd = os.fsencode(shell.directory) + b"/caf\xe9"
+    os.mkdir(odd)
+    done = subprocess.run(
+        shell.argv("submit", "--", "python", "-c", "pass"), cwd=odd, env=shell.environ, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (78, b"")
+    assert b"not UTF-8" in done.stderr and done.stderr.count(b"\n") == 1
+    assert os.listdir(odd) == []

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hpc_train.errors import Superseded
+from hpc_train.files import read_json, write_json
+from hpc_train.run.jobs import record_job
 from hpc_train.run.journal import read_journal
 from hpc_train.run.layout import RunDir
+from hpc_train.run.ownership import check_ownership, take_ownership
 from tests.cli.conftest import Shell
 from tests.scheduler.making import make_attempt, recorded, wait_for, write_program
 
@@ -22,7 +26,7 @@ def run(shell: Shell) -> RunDir:
 
 
 def calls(shell: Shell) -> list[str]:
-    return recorded(shell.bin / "calls")
+    return [call for call in recorded(shell.bin / "calls") if call != "scontrol ping"]
 
 
 def events(run: RunDir) -> list[str]:
@@ -35,17 +39,67 @@ def test_cancel_marks_the_run_before_it_asks_the_scheduler(shell: Shell, run: Ru
         shell.bin, "squeue", f'[ -e "{run.cancelled}" ] && echo marked >>"{shell.bin}/calls"; cat "${{0%/*}}/queue"'
     )
     assert shell.ok("cancel", "r") == f"r cancelled; its checkpoints stay in {run.path}\n"
-    assert calls(shell) == ["marked", "scancel 7"]
+    assert calls(shell) == ["marked", "scancel 7", "marked", "marked"]  # looked at before and after, and for others
     assert events(run) == ["cancelled"]
 
 
 def test_a_full_disk_does_not_keep_a_job_alive(shell: Shell, run: RunDir) -> None:
     limited = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *shell.argv("cancel", "r")]  # every write fails
-    write_program(shell.bin, "scancel", f'ls >"{shell.bin}/called-$1" 2>/dev/null; exit 0')
+    (shell.bin / "after").write_text("7|CANCELLED by 0|n1|None\n")
+    ends = f'ls >"{shell.bin}/called-$1" 2>/dev/null; mv "{shell.bin}/after" "{shell.bin}/queue"'
+    write_program(shell.bin, "scancel", ends)
     done = subprocess.run(limited, cwd=shell.directory, env=shell.environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert run.cancelled.exists()
     assert (shell.bin / "called-7").exists()
+
+
+def test_cancel_ends_the_job_that_waits_for_this_one_too(shell: Shell, run: RunDir) -> None:
+    record_job(run.submission(0), "9", attempt=0)
+    shell.queue("7|RUNNING|n1|None", "9|PENDING||Dependency")
+    shell.ok("cancel", "r")
+    assert sorted(calls(shell)) == ["scancel 7", "scancel 9"]
+
+
+def test_cancel_ends_what_the_queue_holds_of_the_run_though_nobody_noted_it(shell: Shell, run: RunDir) -> None:
+    tokens = '*%k*) printf "%s\n" "9|hpc-train:r/00+000" "10|hpc-train:r-2/00" "11|r/00" "12|hpc-train:r/01" ;;'
+    write_program(shell.bin, "squeue", f'case "$*" in {tokens} *) cat "${{0%/*}}/queue" ;; esac')
+    shell.ok("cancel", "r")
+    assert calls(shell) == ["scancel 7", "scancel 9", "scancel 12"]
+
+
+def test_cancel_finds_the_job_of_a_command_that_was_killed_before_it_could_note_it(shell: Shell) -> None:
+    out = shell.ok("submit", "--site", "slurm-cluster", "--", "python", "train.py")
+    run = RunDir(Path(out.splitlines()[2].split(maxsplit=1)[1]))
+    run.submission(0).submit.unlink()
+    write_program(shell.bin, "squeue", f'case "$*" in *%k*) echo "4711|hpc-train:{run.name}/00" ;; esac')
+    shell.ok("cancel", str(run.path))
+    assert calls(shell)[:1] == ["scancel 4711"]
+
+
+def test_a_cancel_takes_the_run_away_also_where_the_scheduler_does_not_answer(shell: Shell, run: RunDir) -> None:
+    owner = take_ownership(run)
+    write_program(shell.bin, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    shell.fails(69, "cancel", "r")
+    with pytest.raises(Superseded, match="was cancelled"):
+        check_ownership(run, owner.token)
+
+
+def test_a_cancel_of_a_completed_run_takes_nothing_away(shell: Shell, run: RunDir) -> None:
+    make_attempt(run, word="done", failure="done")
+    owner = take_ownership(run)
+    write_json(run.attempt(owner.attempt).decision, {**read_json(run.attempt(0).decision)})
+    shell.queue("7|COMPLETED|n1|None")
+    assert "had completed" in shell.ok("cancel", "r")
+    check_ownership(run, owner.token)
+
+
+def test_a_run_whose_next_job_waits_is_not_requeued(shell: Shell, run: RunDir) -> None:
+    record_job(run.submission(0), "9", attempt=0)
+    for listed in (("7|RUNNING|n1|None", "9|PENDING||Dependency"), ("7|FAILED|n1|None", "9|PENDING||Priority")):
+        shell.queue(*listed)
+        assert "it goes on by itself" in shell.fails(78, "requeue", "r")
+    assert calls(shell) == []
 
 
 def test_cancel_twice_is_said_to_be_so(shell: Shell, run: RunDir) -> None:
@@ -81,13 +135,13 @@ def test_a_cancel_that_cannot_reach_the_scheduler_says_what_holds_all_the_same(s
     for name in ("squeue", "scancel"):
         write_program(shell.bin, name, "echo 'Unable to contact slurm controller' >&2; exit 1")
     line = shell.fails(69, "cancel", "r")
-    assert line.startswith("r does not start again, but its job 7 may still run: scancel failed")
+    assert line.startswith("r does not start again, but its job 7 may still run: squeue failed")
     assert run.cancelled.exists()
 
 
 def test_a_cancel_that_fails_does_not_stop_the_next(shell: Shell, run: RunDir) -> None:
     shell.make_run("s", "8")
-    write_program(shell.bin, "scancel", f'echo "scancel $1" >>"{shell.bin}/calls"; [ "$1" = 8 ]')
+    write_program(shell.bin, "scancel", f'echo "scancel $1" >>"{shell.bin}/calls"; [ "$1" = 8 ]')  # and 7 goes on
     done = shell.run("cancel", "r", "s")
     assert done.returncode == 69
     assert done.stdout.startswith("s cancelled")
@@ -191,3 +245,28 @@ def test_an_interrupted_submit_leaves_nothing(shell: Shell) -> None:
     out, said = process.communicate(timeout=30)
     assert (process.returncode, out, said) == (130, "", "hpc-train: interrupted\n")
     assert shell.contents() == before
+
+
+@pytest.mark.parametrize("words", [("requeue", "r"), ("resume", "r", "--nodes", "2")])
+def test_a_job_that_the_site_holds_is_not_got_round_by_a_new_one(
+    shell: Shell, run: RunDir, words: tuple[str, ...]
+) -> None:
+    shell.queue("7|PENDING||JobHeldAdmin")
+    line = shell.fails(78, *words)
+    assert "ask the site" in line and "job 7" in line
+    assert not [call for call in calls(shell) if call.startswith(("sbatch", "scontrol release", "scancel"))]
+    assert run.submissions()[-1].number == 0
+
+
+def test_a_cancel_of_a_run_that_had_failed_keeps_the_failure_in_sight(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, reason="KeyError: 'x'")
+    shell.queue("7|FAILED|n1|None")
+    assert shell.ok("cancel", "r") == (
+        f"r had ended already (failed), and is cancelled; its checkpoints stay in {run.path}\n"
+    )
+    (status,) = shell.json("status", "r")
+    assert (status["state"], status["reason"]) == ("cancelled", "failed, then cancelled: KeyError: 'x'")
+    out = shell.ok("why", "r").splitlines()
+    assert any(line.startswith("state     failed, then cancelled") for line in out)
+    assert out[-1].startswith("next      nothing, since it was cancelled after its end; to go on after a repair: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_train.run.journal import Journal
 from tests.cli.conftest import Shell
 
 
@@ -20,6 +21,29 @@ def test_a_directory_wins_over_a_run_of_that_name(shell: Shell) -> None:
     (shell.make_run("r", "4711").path / "checkpoints").mkdir()
     (shell.directory / "r").mkdir()
     assert shell.json("checkpoint", "list", "r")["root"] == "r"
+
+
+@pytest.mark.parametrize("verb", ["list", "inspect", "verify"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (None, "run r has committed no checkpoint so far; see: hpc-train status r"),
+        ("{run}/huggingface/checkpoint-90", "is {run}/huggingface/checkpoint-90, saved by the program's own means; "),
+        ("lightning/a.ckpt", "is {run}/lightning/a.ckpt, saved by the program's own means; "),
+        ("lightning/a.ckpt", "listing, inspecting and verifying is for our own checkpoints (hpc_train.Checkpointer)"),
+        ("{run}/mine/step-000000090", "run r saves elsewhere: its newest commit, step 90, is {run}/mine/step-"),
+        ("{run}/mine/step-000000090", "; give its directory: {run}/mine"),
+    ],
+)
+def test_of_a_run_without_a_root_it_is_said_what_its_journal_knows(
+    shell: Shell, verb: str, path: str | None, said: str
+) -> None:
+    run = shell.make_run("r", "4711")
+    if path is not None:
+        for step, place in ((80, "older"), (90, path.format(run=run.path))):
+            Journal(run, "rank0", 0).append("commit", step=step, path=place)
+    for reference in ("r", run.path):
+        assert said.format(run=run.path) in shell.fails(65, "checkpoint", verb, reference)
 
 
 @pytest.mark.parametrize("verb", ["list", "verify"])

@@ -32,16 +32,30 @@ print(json.dumps([code, [name for name in {[*HEAVY, "jinja2"]} if name in sys.mo
         (["submit", "--help"], []),
         (["submit", "--site", "slurm", "--dry-run", "--", "python", "train.py"], ["jinja2"]),
         (["submit", "--site", "slurm-cluster", "--", "python", "train.py"], ["jinja2"]),
+        (["resume", "--help"], []),
         (["status"], []),
         (["status", "--json"], []),
         (["why", "r"], []),
+        (["why", "--log", "train.py"], []),
         (["logs", "r"], []),
+        (["logs", "r", "--tail", "1"], []),
         (["cancel", "r"], []),
+        (["clean", "r", "--dry-run"], []),
     ],
     ids=" ".join,
 )
 def test_a_command_imports_no_more_than_it_needs(shell: Shell, words: list[str], imported: list[str]) -> None:
     make_attempt(shell.make_run("r", "7"), word="stop")
+    assert imports(shell, *words) == imported
+
+
+def test_a_resume_imports_no_more_than_a_submit(shell: Shell) -> None:
+    name = shell.ok("submit", "--site", "slurm-cluster", "--", "python", "train.py").split()[1]
+    assert imports(shell, "resume", name, "--nodes", "2") == ["jinja2"]
+
+
+def imports(shell: Shell, *words: str) -> list[str]:
+    """Heavy packages that a command imported; the command itself must succeed."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, *words],
         cwd=shell.directory,
@@ -51,7 +65,9 @@ def test_a_command_imports_no_more_than_it_needs(shell: Shell, words: list[str],
         timeout=60,
     )
     code, found = json.loads(done.stderr.splitlines()[-1])
-    assert (code, found) == (0, imported)
+    assert code == 0, done.stderr
+    heavy: list[str] = found
+    return heavy
 
 
 def test_every_command_has_a_line_of_help() -> None:

@@ -37,7 +37,7 @@ def test_a_job_file_becomes_a_job(shell: Shell, job: Path) -> None:
     out = shell.ok("submit", "job.toml", "--site", "slurm-cluster")
     run, job_id, where, watch = (line.split(maxsplit=1)[1] for line in out.splitlines())
     assert (job_id, where) == ("4711", str(shell.directory / "runs" / run))
-    assert watch == f"hpc-train status {run}; hpc-train logs {run}; hpc-train why {run}"
+    assert watch == f"hpc-train status {run}; hpc-train logs -f {run}; hpc-train why {run}"
     assert command_of(Path(where)) == ["python", "train.py", "--file"]
     assert (shell.bin / "submitted").read_text() == f"--parsable {where}/submission-00/script.sbatch\n"
 
@@ -97,8 +97,62 @@ def test_a_dry_run_is_utf_8_in_any_locale(shell: Shell) -> None:
     argv = shell.argv("submit", "--name", "größe", "--site", "slurm", "--dry-run", "--", "python", "train.py")
     environ = {**shell.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(argv, cwd=shell.directory, env=environ, capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0, done.stderr
     assert '--job-name="größe"'.encode() in done.stdout
+
+
+def test_a_dry_run_warns_as_a_submit_and_prints_nothing_but_the_script(shell: Shell, job: Path) -> None:
+    job.write_text(f'{JOB}[env]\npass = ["HF_TOKEN"]\n')
+    words = ("submit", "job.toml", "--site", "slurm")
+    dry, done = shell.run(*words, "--dry-run"), shell.run(*words)
+    assert (dry.returncode, done.returncode) == (0, 0)
+    assert dry.stderr == done.stderr and "so the job will lack it: HF_TOKEN" in dry.stderr
+    assert [line.split(":")[1] for line in dry.stderr.splitlines()] == [" warning"] * 2  # the site is unverified too
+    assert dry.stdout.startswith("#!/") and "HF_TOKEN" not in dry.stdout
+
+
+IDLE = "has no effect: site 'local' is this machine, without a scheduler"
+
+
+def warned(shell: Shell, *words: str) -> list[str]:
+    """What a submit to this machine is warned of."""
+    done = shell.run("submit", "--site", "local", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("hpc-train: warning: ") for line in done.stderr.splitlines()]
+
+
+def test_what_only_a_scheduler_could_give_is_said_to_be_idle_on_this_machine(shell: Shell, job: Path) -> None:
+    job.write_text('[job]\nqos = "high"\nextra_directives = ["--nice"]\n[program]\ncommand = ["python", "train.py"]\n')
+    flags = ("--queue", "gpu", "--account", "a", "--exclude", "n1", "--memory", "2G", "--gpus-per-rank", "1")
+    lines = warned(shell, "job.toml", *flags, "--walltime", "5", "--cpus-per-rank", "2")
+    assert [line.partition(IDLE)[0] for line in lines] == [
+        "flag --account ", "flag --queue ", "job.toml: [job].qos ", "flag --gpus-per-rank ", "flag --memory ",
+        "flag --exclude ", "job.toml: [job].extra_directives ",
+    ]  # fmt: skip
+    end = "; leave it out, or name another site (hpc-train site list)"
+    assert lines[3].endswith(f"{IDLE}, and every rank sees all of its GPUs{end}")
+    assert all(line.endswith(end) for line in lines)
+    assert "no effect" not in shell.run("submit", "job.toml", "--site", "slurm", "--dry-run").stderr
+
+
+def test_what_stands_for_all_sites_is_not_told_at_every_submit_to_this_machine(shell: Shell) -> None:
+    config = Path(shell.environ["HOME"]) / ".config" / "hpc-train"
+    (config / "sites").mkdir(parents=True)
+    for path, text in (
+        (config / "config.toml", '[job]\naccount = "mine"\n'),
+        (
+            config / "sites" / "box.toml",
+            'extends = "local"\n[status]\nverified = true\n[defaults]\ngpus_per_rank = 1\n',
+        ),
+    ):
+        path.write_text(text)
+        path.chmod(0o644)
+    shell.environ["HPC_TRAIN_JOB_QOS"] = "high"
+    assert warned(shell, "--", "python", "train.py") == []
+    assert warned(shell, "--site", "box", "--gpus-per-rank", "0", "--", "python", "train.py") == []
+    (told,) = warned(shell, "--site", "box", "--gpus-per-rank", "2", "--", "python", "train.py")
+    assert told.startswith("flag --gpus-per-rank has no effect: site 'box' is this machine")
+    assert warned(shell, "--site", "box", "--", "python", "train.py") == []
 
 
 def test_a_dry_run_refuses_what_a_submit_would(shell: Shell, job: Path) -> None:
@@ -134,3 +188,14 @@ def test_a_word_that_is_no_program_is_refused_at_submit(shell: Shell) -> None:
     assert "no program 'pyhton' in PATH; did you mean 'python'?" in shell.fails(78, "submit", "--", "pyhton", "x.py")
     assert "write it as separate words" in shell.fails(78, "submit", "--", "python train.py --lr 1")
     assert shell.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("sbatchs", "ours"),
+    [("--partition", "--queue"), ("-p", "--queue"), ("--time", "--walltime"), ("-t", "--walltime"), ("-N", "--nodes")],
+)
+@pytest.mark.parametrize("program", [["--", "python", "train.py"], ["job.toml"]])
+def test_an_option_of_sbatch_is_answered_with_ours(shell: Shell, sbatchs: str, ours: str, program: list[str]) -> None:
+    done = shell.run("submit", sbatchs, "2", *program)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith(f"No such option: {sbatchs}. Here it is {ours}.")

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_train.data import ShardStream, expected_digest, read_manifest
 from hpc_train.data.order import combine_digests
-from hpc_train.errors import DataError
+from hpc_train.errors import DataError, SpecError
 from hpc_train.world import SoloWorld, World
 from tests.data.datasets import flip_bit, make_dataset
 
@@ -75,5 +75,5 @@ def case_a_world_size_that_does_not_fit_is_refused_on_all_ranks(world: World, tm
     path = shared_dataset(world, tmp_path)
     if world.size == 1:
         return  # one rank always fits
-    with pytest.raises(DataError, match="run on 1 ranks, or choose"):
+    with pytest.raises(SpecError, match="run on 1 ranks, or choose"):
         ShardStream(path, global_batch=7, lanes=1, world=world)

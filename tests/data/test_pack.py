@@ -280,6 +280,46 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_second_pack_leaves_the_directory_of_one_at_work_alone(tmp_path: Path, force: bool) -> None:
+    """What one at work has written so far looks like the rest of an interrupted pack, which --force removes."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"a" * 20_000)
+    second.write_bytes(b"b" * 20_000)
+    refused = []
+
+    def on_progress(done: int, total: int) -> None:
+        before = sorted((tmp_path / "set").iterdir())
+        with pytest.raises(CannotCreateError, match=r"another pack writes to .* wait for it"):
+            pack_bytes(tmp_path / "set", [second], sequence=100, force=force)
+        with pytest.raises(CannotCreateError, match="another pack writes to"):
+            pack_arrays(tmp_path / "set", {"x": np.zeros(3)}, force=force)
+        assert sorted((tmp_path / "set").iterdir()) == before
+        refused.append(done)
+
+    pack_bytes(tmp_path / "set", [first], sequence=100, block_samples=50, on_progress=on_progress)
+    assert len(refused) > 2
+    assert set(rows_of(tmp_path / "set").tobytes()) == set(b"a")
+    assert verify_dataset(tmp_path / "set").warnings == []
+    assert len(list((tmp_path / "set").iterdir())) == 2
+
+
+def test_without_locks_the_second_pack_to_end_replaces_nothing_unasked(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"a" * 20_000)
+    other = tmp_path / "other"
+    pack_bytes(other, [tmp_path / "text"], sequence=9)
+
+    def on_progress(done: int, total: int) -> None:
+        if not (tmp_path / "set" / "manifest.json").exists():  # as another host's pack commits it
+            for file in other.iterdir():
+                (tmp_path / "set" / file.name).write_bytes(file.read_bytes())
+
+    with pytest.raises(CannotCreateError, match="already holds a dataset"):
+        pack_bytes(tmp_path / "set", [tmp_path / "text"], sequence=100, block_samples=50, on_progress=on_progress)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == sorted(path.name for path in other.iterdir())
+    assert verify_dataset(tmp_path / "set").warnings == []
+
+
 def test_a_killed_pack_is_no_dataset_and_can_be_done_again(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"x" * 20_000)
     program = f"""

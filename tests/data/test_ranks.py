@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import run_cases
+from tests.support.ranks import Mpi, on_both_mpis, run_cases
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_streams_of_real_ranks(num_ranks: int, tmp_path: Path) -> None:
-    run_cases("tests.data.mpi_cases", num_ranks, tmp_path)
+@on_both_mpis
+def test_streams_of_real_ranks(mpi: Mpi, num_ranks: int, tmp_path: Path) -> None:
+    run_cases("tests.data.mpi_cases", num_ranks, tmp_path, mpi=mpi)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -195,6 +196,13 @@ def test_a_damaged_state_is_refused_and_changes_nothing(dataset: Dataset, change
     assert stream.state_dict() == state
 
 
+@pytest.mark.parametrize("state", [None, [], "x", 3])
+def test_what_is_no_state_at_all_is_refused(dataset: Dataset, state: Any) -> None:
+    (stream,) = streams(dataset, 1)
+    with pytest.raises(DataError, match="is no saved position"):
+        stream.load_state_dict(state)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_digest_shares_add_up_to_the_expected_digest(dataset: Dataset, size: int) -> None:
     ranks = streams(dataset, size, lanes=4)
@@ -205,8 +213,21 @@ def test_digest_shares_add_up_to_the_expected_digest(dataset: Dataset, size: int
 
 
 def test_a_world_size_that_does_not_fit_is_refused_with_the_allowed_ones(dataset: Dataset) -> None:
-    with pytest.raises(DataError, match="run on 1, 2, 4, 8 ranks"):
+    with pytest.raises(SpecError, match="run on 1, 2, 4, 8 ranks"):
         streams(dataset, 3)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_a_stream_can_be_dealt_to_is_journalled_also_where_it_is_refused(dataset: Dataset, size: int) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    class Journalled(SimulatedWorld):
+        def record(self, event: str, **fields: Any) -> None:
+            told.append((event, fields))
+
+    with contextlib.suppress(SpecError):
+        ShardStream(dataset[0], global_batch=8, lanes=4, world=Journalled(0, size, []))
+    assert told == [("stream", {"global_batch": 8, "lanes": 4})]
 
 
 def test_ranks_with_different_seeds_are_refused(dataset: Dataset) -> None:

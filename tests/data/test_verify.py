@@ -129,7 +129,7 @@ def test_no_damage_to_the_hdf5_structures_crashes_verify(dataset: Dataset, seed:
         raw[offset] = random.integers(0, 256)
     shard.write_bytes(raw)
     report = verify_dataset(path)
-    assert {problem.kind for problem in report.problems} <= {"hdf5", "block"}
+    assert {problem.kind for problem in report.problems} <= {"hdf5", "block", "structure"}
     assert not report.is_good
 
 
@@ -174,7 +174,8 @@ def test_a_module_in_the_current_directory_is_not_run(dataset: Dataset, monkeypa
     (dataset[0] / "json.py").write_text("raise SystemExit('hostile code ran')")
     monkeypatch.chdir(dataset[0])
     report = verify_dataset(".")
-    assert (report.problems, report.warnings) == ([], [])
+    extra = [f"{name!r} is not part of the dataset" for name in ("h5py.py", "json.py")]
+    assert (report.problems, report.warnings) == ([], extra)
 
 
 def test_pack_says_what_it_made_and_what_comes_next(tmp_path: Path) -> None:

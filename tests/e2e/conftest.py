@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab import Lab
+from hpc_train.run.layout import RunDir
+from tests.e2e.lab import FOUR_NODES, SAVE_EVERY, STEPS, Lab
 from tests.support.cluster import SlurmCluster
 
 
@@ -65,3 +66,12 @@ def slurm_data(cluster: SlurmCluster, slurm_lab: Lab) -> Path:
     place = Path(tempfile.mkdtemp(prefix="data-", dir=slurm_lab.directory))
     place.chmod(0o755)
     return pack(place)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(slurm_lab: Lab, slurm_data: Path) -> RunDir:
+    """One run of 8 ranks to its end, against which the disturbed ones are held."""
+    run = slurm_lab.train(slurm_data, *FOUR_NODES, "--walltime", "10", steps=STEPS, save_every=SAVE_EVERY)
+    assert slurm_lab.wait_end(run) == "done", slurm_lab.logs(run)
+    slurm_lab.wait_state(run, "completed")
+    return run

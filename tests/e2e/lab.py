@@ -22,23 +22,27 @@ from hpc_train.run.journal import Event, read_journal
 from hpc_train.run.layout import RunDir
 
 PROGRAM = Path(__file__).with_name("paced_training.py")
-GLOBAL_BATCH, SEED = 16, 3  # of paced_training.py
+WALK = Path(__file__).with_name("paced_walk.py")
+GLOBAL_BATCH, SEED = 16, 3  # of paced_training.py and paced_walk.py
+STEPS, SAVE_EVERY = 60, 15  # of the run that the fixture `undisturbed` gives, and of those that are held against it
+FOUR_NODES = ("--nodes", "4", "--ranks-per-node", "2")
 
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A place to submit from. `call` runs a command there as the user who submits."""
+    """A place to submit from. `call` runs a command there as the user who submits; `python` runs submit and job."""
 
     call: Call
     directory: Path
     site: str
     environ: Mapping[str, str]
+    python: str = sys.executable
 
     def hpc_train(self, *words: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run `hpc-train WORDS` and give what it printed and returned."""
-        argv = [sys.executable, "-m", "hpc_train", *map(str, words)]
+        argv = [self.python, "-m", "hpc_train", *map(str, words)]
         return self.call(argv, timeout=timeout, cwd=self.directory, env=self.environ)
 
     def submit(self, *words: str | Path) -> RunDir:
@@ -53,9 +57,14 @@ class Lab:
         program = ["python", str(PROGRAM), str(data), str(steps), str(save_every), str(pause)]
         return self.submit("--rendezvous", "none", *options, "--", *program)
 
+    def walk(self, data: Path, *options: str, steps: int, save_every: int, pause: float = 0.0) -> RunDir:
+        """Submit paced_walk.py: as `train`, without torch."""
+        program = ["python", str(WALK), str(data), str(steps), str(save_every), str(pause)]
+        return self.submit("--rendezvous", "none", *options, "--", *program)
+
     def status(self, run: RunDir) -> dict[str, Any]:
         """`hpc-train status --json` of one run."""
-        done = self.hpc_train("status", "--json", run.path)
+        done = self.hpc_train("status", "--json", "--fresh", run.path)
         assert done.returncode == 0, done.stderr
         record: dict[str, Any] = json.loads(done.stdout)[0]
         return record
@@ -87,6 +96,10 @@ class Lab:
                 raise AssertionError(f"not within {timeout:g} s: {what}\n{self.status(run)}\n{self.logs(run)}")
             time.sleep(0.1)
         return value
+
+    def wait_decided(self, run: RunDir, attempt: int, timeout: float = 90) -> None:
+        """Wait until an attempt has been decided: what is done to the run then, is done to a later one."""
+        self.wait_for(f"the decision on attempt {attempt}", run, run.attempt(attempt).decision.exists, timeout)
 
     def wait_between_commits(self, run: RunDir, *, after: int, timeout: float = 120) -> int:
         """Wait until a commit at or after step `after` and two more steps are journalled; returns the commit's step."""

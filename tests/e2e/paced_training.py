@@ -1,7 +1,7 @@
 """A small training program whose pace a test sets: DDP with dropout over a ShardStream, all of hpc-train's library.
 
-Run by the tests' jobs: paced_training.py DATA STEPS SAVE_EVERY PAUSE_S. Final weights, optimizer and random state stand
-in its last checkpoint.
+Run by the tests' jobs: paced_training.py DATA STEPS SAVE_EVERY PAUSE_S [ROOT]. Final weights, optimizer and random
+state stand in its last checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         # small buckets: several of them, so that their order could differ
         train = hpc_train.settled_ddp(model, lambda wrapped: loss_of(wrapped, example), bucket_cap_mb=0.05)
     hpc_train.seed_ranks(SEED, world)
-    checkpoint = hpc_train.Checkpointer(world=world, keep=2)
+    checkpoint = hpc_train.Checkpointer(sys.argv[5] if len(sys.argv) > 5 else None, world=world, keep=2)
     state = {"model": model, "optimizer": optimizer, "stream": stream}
     per_rank = {"random": hpc_train.rng_state()}
     step = checkpoint.load(state, per_rank=per_rank) or 0

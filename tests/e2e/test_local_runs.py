@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -80,3 +82,12 @@ def warn(run: RunDir) -> None:
     assert record is not None
     [shell] = Path(f"/proc/{record.pid}/task/{record.pid}/children").read_text().split()
     os.kill(int(shell), signal.SIGUSR2)
+
+
+def test_the_shipped_example_is_tried_with_plain_python_and_goes_on_where_it_was(
+    local_data: Path, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-m", "hpc_train.examples.byte_gpt", "--data", str(local_data), "--width", "40"]
+    for steps, said in (("2", "1 ranks, from step 0 of 2"), ("3", "1 ranks, from step 2 of 3")):
+        done = subprocess.run([*argv, "--steps", steps], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from hpc_train.files import read_json
 from hpc_train.recovery.evidence import read_decision
 from hpc_train.run.journal import read_journal
 from tests.e2e.lab import Lab, steps_of
 from tests.support.cluster import SlurmCluster
+from tests.support.ranks import MPICH, OPENMPI, Mpi
 
 SHAPE = ("--nodes", "2", "--ranks-per-node", "2")
 STOPPABLE = Path(__file__).with_name("stoppable.py")
@@ -82,17 +86,25 @@ def test_a_warning_during_import_is_heard_on_all_ranks(cluster: SlurmCluster, sl
     slurm_lab.hpc_train("cancel", run.path)
 
 
-def test_an_mpi_that_does_not_speak_the_launchers_protocol_stops_at_once(slurm_lab: Lab) -> None:
+@pytest.mark.parametrize(
+    ("mpi", "protocol", "said", "remedy"),
+    [(OPENMPI, "pmi2", "world of its own", "Open MPI: pmix"), (MPICH, "pmix", "does not speak", 'mpich = "pmi2"')],
+    ids=["openmpi", "mpich"],
+)
+def test_an_mpi_that_does_not_speak_the_launchers_protocol_stops_at_once(
+    slurm_lab: Lab, mpi: Mpi, protocol: str, said: str, remedy: str
+) -> None:
     sites = slurm_lab.directory / "sites"
     sites.mkdir(exist_ok=True)
-    (sites / "wrong.toml").write_text('extends = "slurm-cluster"\n[launch]\nlauncher = "srun"\nmpi = "pmi2"\n')
-    wrong = Lab(slurm_lab.call, slurm_lab.directory, "wrong", {**slurm_lab.environ, "HPC_TRAIN_SITES": str(sites)})
+    (sites / "wrong.toml").write_text(f'extends = "slurm-cluster"\n[launch.mpi_of]\n{mpi.name} = "{protocol}"\n')
+    environ = {**slurm_lab.environ, "HPC_TRAIN_SITES": str(sites)}
+    wrong = replace(slurm_lab, site="wrong", environ=environ, python=mpi.python)
     program = "import hpc_train; hpc_train.init(process_group=False)"
     run = wrong.submit(*SHAPE, "--rendezvous", "none", "--", "python", "-c", program)
     assert wrong.wait_end(run) == "stop"
     decision = read_decision(run.attempt(0))
     assert decision is not None and decision.code == 78
-    assert "world of its own" in decision.reason and "pmix" in decision.reason
+    assert said in decision.reason and remedy in decision.reason
 
 
 def test_cancel_ends_a_running_job_for_good(slurm_lab: Lab) -> None:

@@ -16,11 +16,14 @@ def test_a_job_that_needs_every_node_of_its_queue_goes_on_after_a_hang(cluster: 
     options = ("--nodes", str(NUM_NODES), "--hang-timeout", "3s", "--rendezvous", "none")
     run = slurm_lab.submit(*options, "--", "python", COUNTING, "5", "2", "0", "hang")
     assert slurm_lab.wait_end(run, timeout=90) == "done", slurm_lab.logs(run)
-    first = read_decision(run.attempt(0))
-    assert first is not None and (first.failure, first.word, first.rank) == ("hang", "again-elsewhere", 1)
-    assert (
-        f"is not excluded: the queue would have {NUM_NODES - 1} nodes left" in run.submission(0).batch_log.read_text()
-    )
+    # Not the first attempt's decision: eight ranks on two cores may fail before they count, in MPI's own start.
+    decisions = [decision for each in run.attempts() if (decision := read_decision(each)) is not None]
+    hangs = [decision for decision in decisions if decision.failure == "hang"]
+    assert len(hangs) == 1, (decisions, slurm_lab.logs(run))
+    hang = hangs[0]
+    assert (hang.word, hang.rank) == ("again-elsewhere", 1)
+    said = f"{hang.node} is not avoided: the job needs {NUM_NODES} hosts"
+    assert said in run.submission(0).batch_log.read_text()
 
 
 def test_scontrol_requeue_goes_on_once_and_scancel_ends_for_good(cluster: SlurmCluster, slurm_lab: Lab) -> None:

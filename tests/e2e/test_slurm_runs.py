@@ -14,29 +14,18 @@ from hpc_train.recovery.evidence import read_decision
 from hpc_train.run.journal import read_journal
 from hpc_train.run.layout import RunDir
 from hpc_train.run.marks import read_marks
-from tests.e2e.lab import Lab, assert_resumed, assert_same_run
+from tests.e2e.lab import FOUR_NODES, SAVE_EVERY, STEPS, Lab, assert_resumed, assert_same_run
 from tests.support.cluster import SlurmCluster
 
-STEPS, SAVE_EVERY, PAUSE = 60, 15, 0.05
-SHAPE = ("--nodes", "4", "--ranks-per-node", "2")
+PAUSE = 0.05
+SHAPE = FOUR_NODES
 
 
 @pytest.fixture(autouse=True)
 def whole_cluster(cluster: SlurmCluster) -> Iterator[None]:
     """All hosts are up again after each test."""
     yield
-    for node, state in cluster.states().items():
-        if "down" in state:
-            cluster.start(node)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(slurm_lab: Lab, slurm_data: Path) -> RunDir:
-    """One run to its end, against which the others are held."""
-    run = slurm_lab.train(slurm_data, *SHAPE, "--walltime", "10", steps=STEPS, save_every=SAVE_EVERY)
-    assert slurm_lab.wait_end(run) == "done", slurm_lab.logs(run)
-    slurm_lab.wait_state(run, "completed")
-    return run
+    cluster.repair()
 
 
 def test_a_crashed_node_costs_steps_but_changes_nothing(
@@ -57,6 +46,16 @@ def test_a_crashed_node_costs_steps_but_changes_nothing(
     assert victim not in used
 
 
+@pytest.fixture(scope="module")
+def warned(cluster: SlurmCluster, slurm_lab: Lab, slurm_data: Path, undisturbed: RunDir) -> RunDir:
+    """A run that meets its time limit, started early: it mostly waits for Slurm, on the half of the hosts left free."""
+    cluster.wait_idle()
+    # Slurm may send the warning up to a minute early; the pause makes one segment too short for all steps.
+    options = (*SHAPE, "--walltime", "2", "--stop-lead", "60s")
+    return slurm_lab.train(slurm_data, *options, steps=STEPS, save_every=1000, pause=1.2)
+
+
+@pytest.mark.usefixtures("warned")
 def test_a_killed_rank_costs_steps_but_changes_nothing(slurm_lab: Lab, slurm_data: Path, undisturbed: RunDir) -> None:
     run = slurm_lab.train(slurm_data, *SHAPE, "--walltime", "10", steps=STEPS, save_every=SAVE_EVERY, pause=PAUSE)
     slurm_lab.wait_between_commits(run, after=SAVE_EVERY)
@@ -71,11 +70,10 @@ def test_a_killed_rank_costs_steps_but_changes_nothing(slurm_lab: Lab, slurm_dat
     assert decision is not None and (decision.failure, decision.rank) == ("killed", 3)
 
 
-def test_the_wall_time_warning_saves_and_the_run_goes_on(slurm_lab: Lab, slurm_data: Path, undisturbed: RunDir) -> None:
-    # Slurm may send the warning up to a minute early; the pause makes one segment too short for all steps.
-    options = (*SHAPE, "--walltime", "2", "--stop-lead", "60s")
-    run = slurm_lab.train(slurm_data, *options, steps=STEPS, save_every=1000, pause=1.2)
-
+def test_the_wall_time_warning_saves_and_the_run_goes_on(
+    warned: RunDir, slurm_lab: Lab, slurm_data: Path, undisturbed: RunDir
+) -> None:
+    run = warned
     assert slurm_lab.wait_end(run, timeout=300) == "done", slurm_lab.logs(run)
     lineage = assert_same_run(run, undisturbed, slurm_data)
     assert len(lineage.resumed) >= 2

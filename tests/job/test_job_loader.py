@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
-import pwd
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,18 +15,8 @@ from hypothesis import strategies as st
 from hpc_train.errors import SpecError, UsageError
 from hpc_train.job.loader import job_from_json, job_to_json, load_job
 from hpc_train.job.spec import EnvSection, JobSection, JobSpec, ProgramSection
-from hpc_train.site.tables import refuse_untrusted
 
 WriteJob = Callable[..., Path]
-
-
-def has_own_group() -> bool:
-    user = pwd.getpwuid(os.geteuid())
-    is_shared = [each.pw_name for each in pwd.getpwall() if each.pw_gid == user.pw_gid] != [user.pw_name]
-    return grp.getgrgid(user.pw_gid).gr_name == user.pw_name and not is_shared
-
-
-needs_own_group = pytest.mark.skipif(not has_own_group(), reason="this user's first group is shared")
 
 
 @pytest.mark.parametrize(
@@ -203,64 +190,19 @@ def test_a_mistake_gives_one_line_with_file_and_key(
     assert caught.value.exit_code == 78
 
 
-@pytest.mark.parametrize("mode", [0o666, 0o646, 0o622])
-def test_a_job_file_that_others_can_write_is_refused_with_the_remedy(
-    mode: int, environ: dict[str, str], write_job: WriteJob
+@pytest.mark.parametrize(
+    ("encoding", "newline"), [("utf-8-sig", "\n"), ("utf-8-sig", "\r\n"), ("utf-8", "\r\n"), ("utf-16", "\r\n")]
+)
+def test_a_file_of_an_editor_of_another_system(
+    environ: dict[str, str], write_job: WriteJob, encoding: str, newline: str
 ) -> None:
-    path = write_job("", mode)
-    with pytest.raises(SpecError, match=f"chmod go-w {path}"):
-        load_job(path, {}, environ)
-
-
-def test_a_job_file_that_a_shared_group_can_write_is_refused(write_job: WriteJob) -> None:
-    path = write_job("", 0o664)
-    shared = [
-        each.gr_gid for each in grp.getgrall() if each.gr_name not in (pwd.getpwuid(os.geteuid()).pw_name, "root")
-    ]
-    for gid in (*shared[:5], 2**31 - 9):  # the last one has no name
-        fields = list(path.stat())
-        fields[5] = gid
-        with pytest.raises(SpecError, match=f"chmod go-w {path}"):
-            refuse_untrusted(path, os.stat_result(fields), SpecError)
-
-
-@needs_own_group
-def test_a_job_file_that_only_the_users_own_group_can_write_is_read(
-    environ: dict[str, str], write_job: WriteJob
-) -> None:
-    path = write_job("", 0o664)
-    os.chown(path, -1, pwd.getpwuid(os.geteuid()).pw_gid)
-    assert load_job(path, {}, environ).spec.name == "train"
-
-
-@needs_own_group
-def test_a_job_file_whose_access_list_lets_somebody_write_is_refused(
-    environ: dict[str, str], write_job: WriteJob
-) -> None:
-    path = write_job("", 0o664)
-    os.chown(path, -1, pwd.getpwuid(os.geteuid()).pw_gid)
-    # version 2; user, user 65534 (may write), group, mask, others: tag, permissions, id
-    entries = [(1, 6, 2**32 - 1), (2, 6, 65534), (4, 4, 2**32 - 1), (16, 6, 2**32 - 1), (32, 4, 2**32 - 1)]
-    try:
-        os.setxattr(
-            path, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *e) for e in entries)
-        )
-    except OSError:
-        pytest.skip("this file system has no access control lists")
-    with pytest.raises(SpecError, match=f"chmod go-w {path}"):
-        load_job(path, {}, environ)
-
-
-def test_a_job_file_of_another_user_is_refused(environ: dict[str, str], write_job: WriteJob) -> None:
     path = write_job("")
-    fields = list(path.stat())
-    fields[4] = 65534  # st_uid, as a file of that user would have it
-    with pytest.raises(SpecError, match="belongs to user id 65534"):
-        refuse_untrusted(path, os.stat_result(fields), SpecError)
-    if os.geteuid() == 0:  # only root can give a file away
-        os.chown(path, 65534, 65534)
-        with pytest.raises(SpecError, match="belongs to user id 65534"):
+    path.write_bytes('[program]\ncommand = ["python", "prög.py"]\n'.replace("\n", newline).encode(encoding))
+    if encoding == "utf-16":
+        with pytest.raises(SpecError, match="it is UTF-16, and TOML is UTF-8; save it as that"):
             load_job(path, {}, environ)
+    else:
+        assert load_job(path, {}, environ).spec.program.command == ("python", "prög.py")
 
 
 @pytest.mark.timeout(20)

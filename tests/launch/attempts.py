@@ -22,9 +22,9 @@ from hpc_train.files import write_json
 from hpc_train.recovery.evidence import read_decision
 from hpc_train.recovery.policy import Decision
 from hpc_train.run.journal import Event, read_journal
-from hpc_train.run.layout import FORMAT, VERSION, AttemptDir, RunDir
+from hpc_train.run.layout import FORMAT, LAUNCH_FORMAT, LAUNCH_VERSION, VERSION, AttemptDir, RunDir
 from hpc_train.run.marks import ExitMark, read_marks
-from tests.support.ranks import mpi_environment, mpirun_argv
+from tests.support.ranks import OPENMPI, Mpi, mpi_environment
 
 PYTHON = sys.executable
 DEADLINE_S = 60.0
@@ -71,6 +71,8 @@ def make_run(path: Path, command: list[str], **changes: Any) -> RunDir:
     workdir = path / "work"
     workdir.mkdir()
     record = {
+        "format": LAUNCH_FORMAT,
+        "version": LAUNCH_VERSION,
         "command": command,
         "python": PYTHON,
         "workdir": str(workdir),
@@ -103,24 +105,30 @@ def batch(command: str, run: RunDir, *arguments: str) -> subprocess.CompletedPro
     return subprocess.run(argv, env=mpi_environment(), capture_output=True, text=True, timeout=60)
 
 
-def shim_argv(run: RunDir, number: int) -> list[str]:
+def shim_argv(run: RunDir, number: int, *, python: str = PYTHON) -> list[str]:
     """What a launcher starts, once a rank."""
-    return [PYTHON, "-m", "hpc_train", "run", str(run.path), "--submission", "0", "--attempt", str(number)]
+    return [python, "-u", "-m", "hpc_train", "run", str(run.path), "--submission", "0", "--attempt", str(number)]
 
 
 def run_attempt(
-    run: RunDir, *, launcher: list[str] | None = None, meanwhile: Callable[[int, AttemptDir], None] | None = None
+    run: RunDir,
+    *,
+    launcher: list[str] | None = None,
+    mpi: Mpi = OPENMPI,
+    meanwhile: Callable[[int, AttemptDir], None] | None = None,
 ) -> Ended:
     """Begin, launch and decide one attempt.
 
-    Args:  launcher: the start of the launcher's command; None: mpirun with the declared ranks, 3.   meanwhile: called
-    with the launcher's PID and the attempt while it runs.
+    Args:  launcher: the start of the launcher's command; None: mpirun with the declared ranks, 3.   mpi: whose mpirun
+    and interpreter; the run must name the same.   meanwhile: called with the launcher's PID and the attempt while it
+    runs.
     """
     word, number, token = batch("begin", run).stdout.split()
     assert word == "go"
     attempt = run.attempt(int(number))
     log = attempt.logs / f"{socket.gethostname().partition('.')[0]}.log"
-    argv = [*(mpirun_argv(3) if launcher is None else launcher), *shim_argv(run, int(number))]
+    start = mpi.mpirun_argv(3) if launcher is None else launcher
+    argv = [*start, *shim_argv(run, int(number), python=mpi.python)]
     began = time.monotonic()
     with open(log, "ab") as out:
         environment = {**mpi_environment(), "HPC_TRAIN_TOKEN": token}

@@ -1,6 +1,6 @@
 """The program of the fault matrix: `matrix_program.py KIND` fails on rank 1 in the way KIND says; torch-free.
 
-The file `event` in the run directory marks the instant of the fault.
+The file `event` in the run directory marks the instant of the fault. KIND "steps on": until it is killed from outside.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ def fail() -> None:
         time.sleep(1000)
 
 
+while KIND == "steps on":
+    progress.step(step)
+    world.barrier()
+    time.sleep(0.05)
 if IS_BAD:
     event()
     fail()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +96,11 @@ def raised(error: Exception, *, during: Exception | None = None, cause: Exceptio
         (errors.CheckpointError("x"), ("data", 65)),
         (errors.SpecError("x"), ("config", 78)),
         (errors.NoSpaceError("x"), ("no_space", 73)),
+        # no room and no place are not the same: nobody can mend the second by freeing space
+        (errors.from_os_error(OSError(errno.ENOSPC, "x"), "cannot write it"), ("no_space", 73)),
+        (errors.CannotCreateError("the run's directory is gone"), ("io", 74)),
+        (errors.from_os_error(OSError(errno.ENOENT, "x"), "cannot write it"), ("io", 74)),
+        (errors.from_os_error(OSError(errno.ENOTDIR, "x"), "cannot write it"), ("io", 74)),
         (errors.InternalError("x"), ("bug", 70)),
         (MemoryError(), ("out_of_memory", 1)),
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), ("out_of_memory", 1)),
@@ -139,3 +145,34 @@ def test_one_line_is_short_and_printable() -> None:
     text = one_line("a\r\n\x07" * 100_000)
     assert len(text) < 1600
     assert text.isprintable()
+
+
+def test_an_error_of_ours_shows_the_users_line_and_the_cause_not_our_insides(tmp_path: Path) -> None:
+    """Through the guard, as a program meets it: a dataset that is not there, raised from an OSError."""
+    program = tmp_path / "train.py"
+    program.write_text("import hpc_train\nhpc_train.ShardStream('nowhere', global_batch=1)\n")
+    code = (
+        "from hpc_train.launch.guard import InProcess, run_guarded\nfrom hpc_train.launch.page import Page\n"
+        f"run_guarded(InProcess('script', {str(program)!r}, ()), Page())\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 65
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith(f'  File "{program}", line 2')
+    assert [line for line in lines if line.startswith("  File")] == lines[1:2], done.stderr
+    assert lines[-2].startswith("hpc_train.errors.DataError: nowhere: no such directory")
+    assert lines[-1].startswith("caused by FileNotFoundError: [Errno 2]")
+
+
+def test_an_error_of_the_users_own_keeps_its_whole_chain() -> None:
+    code = (
+        "from hpc_train.launch.guard import InProcess, run_guarded\nfrom hpc_train.launch.page import Page\n"
+        "run_guarded(InProcess('code', 'try: 1/0\\nexcept Exception as e: raise ValueError(2) from e', ()), Page())\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    assert "ZeroDivisionError" in done.stderr and "direct cause" in done.stderr

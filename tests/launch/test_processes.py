@@ -13,7 +13,7 @@ from hpc_train.launch.processes import find_ranks
 def test_a_launcher_and_its_child_are_no_rank(tmp_path: Path) -> None:
     # srun forks a child with its own command line, which holds the ranks', and the batch job's SLURM_PROCID is 0
     code = "import os, sys; pid = os.fork(); print(pid, flush=True) if pid else None; sys.stdin.read()"
-    argv = [sys.executable, "-c", code, "--mpi=pmix", "python", "-m", "hpc_train", "run", str(tmp_path)]
+    argv = [sys.executable, "-c", code, "--mpi=pmix", "python", "-u", "-m", "hpc_train", "run", str(tmp_path)]
     environ = {**os.environ, "SLURM_PROCID": "0"}
     launcher = subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -71,6 +71,10 @@ DEAD_THREAD = {"thread": "thread 'a' ended with ValueError", "thread_at": NOW - 
             {},
             None,
         ),
+        # another attempt owns the run: whatever this one does, even if it has finished; but not its last words
+        ({}, {"owner": "attempt 1 owns the run now"}, "attempt 1 owns the run now"),
+        ({"state": FINISHED}, {"owner": "attempt 1 owns the run now"}, "attempt 1 owns the run now"),
+        ({"failure": "program"}, {"owner": "attempt 1 owns the run now"}, None),
         # a peer has ended, and everybody else waits
         (
             {**IN_BARRIER, "call_since": NOW - 9},
@@ -86,6 +90,16 @@ DEAD_THREAD = {"thread": "thread 'a' ended with ValueError", "thread_at": NOW - 
         ({**IN_BARRIER, "call_since": NOW - 2}, {"left_early": (2,), "left_since": NOW - 9, "all_wait": True}, None),
         ({**IN_BARRIER, "call_since": NOW - 9}, {"left_early": (2,), "left_since": NOW - 2, "all_wait": True}, None),
         ({**IN_GET, "call_since": NOW - 9}, {"left_early": (2,), "left_since": NOW - 9, "all_wait": True}, None),
+        # a peer failed, and the launcher does nothing about it
+        ({}, {"failed": 2, "failed_since": NOW - 9}, "rank 2 failed, and the launcher left this rank running"),
+        (
+            {"beats": 0, **IN_BARRIER},
+            {"failed": 2, "failed_since": NOW - 9},
+            "rank 2 failed, and the launcher left this rank running",
+        ),
+        ({}, {"failed": 2, "failed_since": NOW - 5}, None),  # it may be about to
+        ({}, {"failed": 2, "failed_since": NOW - 9, "awake_since": NOW - 5}, None),
+        ({"failure": "program"}, {"failed": 2, "failed_since": NOW - 9}, None),  # it is leaving
         # a thread died, and the main thread waits for a thread
         (
             {**DEAD_THREAD, **IN_GET, "call_since": NOW - 25},
@@ -137,6 +151,9 @@ DONE = replace(AT_WORK, state=FINISHED)
         (AT_WORK, 137, {}, Ending("program", "the program left with code 137", 137)),  # Python's own choice
         (AT_WORK, 137, {"is_guarded": False}, Ending("killed", "ended by SIGKILL", 137)),  # a shell's word
         (AT_WORK, 139, {"is_guarded": False}, Ending("crash", "ended by SIGSEGV", 139)),
+        # Open MPI's own exit when slurmstepd is gone; another program may mean what it likes by it
+        (AT_WORK, 195, {}, Ending("infrastructure", "MPI ended the program: it lost the launcher", 76)),
+        (AT_WORK, 195, {"is_guarded": False}, Ending("program", "the program left with code 195", 195)),
         (AT_WORK, 255, {"is_guarded": False}, Ending("program", "the program left with code 255", 255)),
         (AT_WORK, 143, {"is_guarded": False, "told": True}, Ending("terminated", "ended by SIGTERM by", 143)),
         (AT_WORK, -signal.SIGKILL, {}, Ending("killed", "ended by SIGKILL", 137)),
@@ -150,6 +167,20 @@ DONE = replace(AT_WORK, state=FINISHED)
         (AT_WORK, -signal.SIGTERM, {}, Ending("terminated", "ended by SIGTERM", 143)),
         (AT_WORK, -signal.SIGSEGV, {"told": True}, Ending("crash", "ended by SIGSEGV", 139)),
         (AT_WORK, -40, {}, Ending("crash", "ended by signal 40", 168)),  # a real-time signal has no name
+        (
+            replace(AT_WORK, phase="barrier"),
+            14,
+            {},
+            Ending("peer_lost", "ended with code 14 inside barrier, as MPI", 14),
+        ),
+        (
+            replace(AT_WORK, phase="start of MPI"),
+            16,
+            {},
+            Ending(
+                "peer_lost", "ended with code 16 inside start of MPI, as MPI does when a peer is gone or it cannot", 16
+            ),
+        ),
         # last words count more than the way of leaving: an exit hook may do anything
         (words("program", 1), 0, {}, Ending("program", "said", 1)),
         (words("no_space", 73), -signal.SIGKILL, {}, Ending("no_space", "said", 73)),

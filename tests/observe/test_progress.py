@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from hpc_train.bootstrap.attachment import find_attachment
 from hpc_train.bootstrap.solo import AttachedSoloWorld
 from hpc_train.launch.page import Page, attach_page
 from hpc_train.observe.progress import DIGEST_MODULUS, Progress
 from hpc_train.run.journal import read_journal
 from hpc_train.run.layout import RunDir
-from hpc_train.run.ownership import take_ownership
 from hpc_train.world import SoloWorld
-from tests.run.records import make_run
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return make_run(tmp_path / "run")
-
-
-@pytest.fixture
-def world(run: RunDir) -> AttachedSoloWorld:
-    owner = take_ownership(run)
-    names = {"HPC_TRAIN_RUN_DIR": str(run.path), "HPC_TRAIN_ATTEMPT": "0", "HPC_TRAIN_TOKEN": owner.token}
-    return AttachedSoloWorld(find_attachment(0, names))
 
 
 def fields(run: RunDir, name: str) -> list[dict[str, Any]]:

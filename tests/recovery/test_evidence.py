@@ -73,6 +73,17 @@ def test_a_rank_that_left_past_mpi_is_blamed_for_the_others(run: RunDir) -> None
     assert (decision.failure, decision.rank, decision.node) == ("program", 2, "n1")
 
 
+def test_the_rank_that_ended_first_is_blamed_for_those_that_lost_it(run: RunDir) -> None:
+    attempt = start_attempt(run, NODES)
+    finish(attempt, 2)
+    (attempt.finished / "3").write_text('{"node": "n1", "time": 50.0, "abrupt": false}')
+    for rank in (0, 1):
+        write_mark(attempt, mark("peer_lost", rank))
+    decision = decided(run, attempt, 1)
+    assert (decision.failure, decision.rank, decision.node) == ("program", 3, "n1")
+    assert "rank 3 ended with code 0 while rank 0 still worked with it" in decision.reason
+
+
 def test_a_run_is_done_once_every_rank_has_finished_even_if_nobody_wrote_done(run: RunDir) -> None:
     attempt = start_attempt(run, NODES)
     finish(attempt, 0, 1, 2, 3)

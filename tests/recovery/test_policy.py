@@ -42,7 +42,9 @@ def end_of(failure: str, **changes: Any) -> dict[str, Any]:
 
 
 CLASSES = sorted({*CODE_OF_CLASS, "program", "killed", "crash", "terminated", "peer_lost", "out_of_memory", "timeout"})
+HANGING = (mark("hang", 0), mark("hang", 1))
 TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
+PREEMPTED = {**TERMINATED, "ended_by": PREEMPTION, "stop_reason": PREEMPTION}
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,18 @@ TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
         # cancelled by its user
         ({"is_cancelled": True, **end_of("stopped"), **PROGRESS}, {}, "stop", "cancelled"),
         ({"ended_by": CANCEL, **end_of("stopped"), **PROGRESS}, {}, "stop", "cancelled"),
-        # preempted before a new checkpoint: no fault of the program, but not for ever
+        # preempted before a new checkpoint: nobody's failure, however often; only max_attempts ends it
         ({**TERMINATED, "ended_by": PREEMPTION, "stop_reason": PREEMPTION}, {}, "again", "preempted"),
+        ({**PREEMPTED, "past": [past("preempted")] * 9}, {"max_failures": 0}, "again", "preempted"),
+        ({**PREEMPTED, "attempt": 49}, {}, "hold", "preempted"),
+        ({**PREEMPTED}, {"can_continue": False}, "stop", "preempted"),
+        ({**end_of("killed"), "past": [past("preempted")] * 9}, {}, "again", "killed"),
+        # saved in the time of grace: preempted too
+        ({**end_of("stopped", code=75), "ended_by": PREEMPTION, **PROGRESS}, {}, "again", "preempted"),
+        # everything was killed at once: no node is to blame
+        ({**PREEMPTED, "marks": (), "silent": [(n, f"n{n // 2}") for n in range(3)]}, {}, "again", "preempted"),
+        # what a rank did before is not undone by it
+        ({**end_of("config"), "ended_by": PREEMPTION, "stop_reason": PREEMPTION}, {}, "stop", "config"),
         ({**TERMINATED, "ended_by": PREEMPTION, "stop_reason": "wall time", **PROGRESS}, {}, "again", "preempted"),
         ({**TERMINATED, "ended_by": NODE_FAILURE, "stop_reason": NODE_FAILURE}, {}, "again", "node_fail"),
         # 75: saved on request; does not count as a failure
@@ -68,7 +80,8 @@ TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
         (end_of("infrastructure"), {}, "again-elsewhere", "infrastructure"),
         (end_of("hang"), {}, "again-elsewhere", "hang"),
         (end_of("hang", waits=True), {}, "again", "hang"),  # who waits is not who is stuck
-        (end_of("infrastructure"), {"num_nodes": 1}, "again", "infrastructure"),  # there is no elsewhere
+        (end_of("infrastructure"), {"num_nodes": 1}, "again-elsewhere", "infrastructure"),
+        (end_of("infrastructure"), {"num_nodes": 1, "can_move": False}, "again", "infrastructure"),  # no elsewhere
         (end_of("infrastructure", node="?"), {}, "again", "infrastructure"),
         (end_of("peer_lost"), {}, "again", "peer_lost"),  # who tells of a lost peer is not who was lost
         ({**end_of("infrastructure"), "past": [past("hang"), past("node_fail")]}, {}, "hold", "infrastructure"),
@@ -97,7 +110,9 @@ TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
         ({**end_of("crash"), "past": [past("crash", node="n0")]}, {}, "again-elsewhere", "crash"),
         ({**end_of("killed"), "past": [past("crash", node="n0")]}, {}, "again-elsewhere", "killed"),
         ({**end_of("killed"), "past": [past("killed", node="n9")]}, {}, "again", "killed"),
-        ({**end_of("crash"), "past": [past("crash", node="n0")]}, {"num_nodes": 1}, "stop", "crash"),
+        ({**end_of("crash"), "past": [past("crash", node="n0")]}, {"num_nodes": 1}, "again-elsewhere", "crash"),
+        ({**end_of("crash"), "past": [past("crash", node="n0")]}, {"can_move": False}, "stop", "crash"),
+        ({**end_of("crash"), "past": [past("crash", node="n9")]}, {"num_nodes": 1}, "stop", "crash"),  # not the host's
         # 137 without a reason known
         (end_of("killed"), {}, "again", "killed"),
         ({**end_of("killed"), "past": [past("killed"), past("crash")]}, {}, "hold", "killed"),
@@ -124,6 +139,16 @@ TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
         ({**TERMINATED, "silent": [(2, "n1"), (3, "n1")]}, {}, "again-elsewhere", "node_fail"),
         ({**end_of("peer_lost"), "silent": [(3, "n1")]}, {}, "again-elsewhere", "node_fail"),
         ({**end_of("crash"), "silent": [(3, "n1")]}, {}, "again", "crash"),  # a cause is known
+        # srun saw its end: no node is gone, but its monitor was killed with it, and all others only followed
+        ({**end_of("peer_lost"), "silent": [(3, "n1")], "seen_to_end": frozenset({3})}, {}, "again", "killed"),
+        ({**TERMINATED, "silent": [(3, "n1")], "seen_to_end": frozenset({3})}, {}, "again", "killed"),
+        (
+            {**TERMINATED, "silent": [(2, "n1"), (3, "n1")], "seen_to_end": frozenset({2, 3})},
+            {},
+            "again",
+            "terminated",  # too many to tell
+        ),
+        ({**end_of("hang", waits=True), "silent": [(3, "n1")]}, {}, "again-elsewhere", "hang"),  # it waited for rank 3
         ({"launcher_code": None}, {}, "again", "node_fail"),
         # all nodes gone at once: no node stands out
         ({"launcher_code": None, "silent": [(n, f"n{n // 2}") for n in range(4)]}, {}, "again", "node_fail"),
@@ -133,6 +158,14 @@ TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
         ({"num_started": 0, "launcher_code": 1}, {}, "again", "unknown"),
         # code 0 past MPI_Finalize: the launcher kills the others, who know nothing
         ({**TERMINATED, "abrupt": [(1, "n0")]}, {}, "stop", "program"),
+        # one ended as if all were over, and the others lost it: nobody else failed
+        ({**end_of("peer_lost"), "ended": [(1, "n0")]}, {}, "stop", "program"),
+        ({**end_of("peer_lost"), "ended": [(1, "n0")], **PROGRESS}, {}, "again", "program"),
+        ({**end_of("peer_lost"), "ended": [(1, "n0")], "silent": [(2, "n1")]}, {}, "again-elsewhere", "node_fail"),
+        ({**end_of("peer_lost")}, {}, "again", "peer_lost"),
+        # MPICH's launcher kills them before they can say so; but who vanished from another node may have lost that node
+        ({"silent": [(0, "n0"), (2, "n1")], "abrupt": [(1, "n0")], "num_started": 3}, {}, "stop", "program"),
+        ({"silent": [(2, "n1")], "abrupt": [(1, "n0")]}, {}, "again-elsewhere", "node_fail"),
         # limits
         ({**end_of("stopped"), **PROGRESS, "attempt": 49}, {}, "hold", "stopped"),
         ({**end_of("stopped"), **PROGRESS}, {"can_continue": False}, "stop", "stopped"),
@@ -151,6 +184,13 @@ def test_an_end_gets_its_word(evidence: dict[str, Any], limits: dict[str, Any], 
     [
         (end_of("hang"), ("n0",)),
         ({**TERMINATED, "silent": [(2, "n1"), (3, "n1")]}, ("n1",)),
+        # a hang: the node that did not even say so, unless one is known to be stuck
+        ({"marks": HANGING, "silent": [(2, "n1"), (3, "n1")]}, ("n1",)),
+        ({"marks": HANGING, "silent": [(2, "n0"), (3, "n1")]}, ("n1",)),  # rank 2 was only slow: its node spoke
+        ({"marks": HANGING, "silent": [(2, "n0")]}, ("n0",)),  # a part of a node is no dead node
+        ({**end_of("hang"), "silent": [(2, "n1"), (3, "n1")]}, ("n0",)),  # hardly anybody could speak
+        ({**end_of("hang"), "silent": [(2, "n1")], "seen_to_end": frozenset({2})}, ("n1",)),
+        ({**end_of("hang", stuck="was stopped"), "silent": [(2, "n1")]}, ("n0",)),
         # all nodes of the allocation: that says nothing about any of them
         ({**TERMINATED, "silent": [(1, "n0"), (3, "n1")]}, ()),
         ({"silent": [(2, "")]}, ()),
@@ -198,6 +238,7 @@ EVIDENCE = st.builds(
         st.builds(Past, st.sampled_from(CLASSES), st.sampled_from(["a", "b"]), st.booleans(), st.just("n0")), max_size=6
     ),
     stop_reason=st.sampled_from(["", "time limit"]),
+    ended_by=st.sampled_from(["", PREEMPTION, NODE_FAILURE]),
     abrupt=st.just(()) | st.just(((1, "n0"),)),
     num_started=st.integers(0, 4),
 )
@@ -208,6 +249,7 @@ LIMITS_ST = st.builds(
     can_continue=st.booleans(),
     num_nodes=st.integers(1, 3),
     num_ranks=st.just(4),
+    can_move=st.booleans(),
 )
 
 
@@ -217,7 +259,8 @@ def test_what_holds_for_every_decision(evidence: Evidence, limits: Limits) -> No
     assert decision.word in WORDS
     assert (decision.word == "done") == evidence.is_done
     assert bool(decision.exclude) == (decision.word == "again-elsewhere")
-    assert len(decision.exclude) < limits.num_nodes or not decision.exclude
+    assert len(decision.exclude) < max(2, limits.num_nodes)
+    assert limits.can_move or not decision.exclude
     if evidence.is_cancelled and not evidence.is_done:
         assert (decision.word, decision.code) == ("stop", 0)
     if decision.word.startswith("again"):
@@ -255,3 +298,16 @@ def test_a_failure_without_progress_ends_after_so_many_times() -> None:
         words.append(decision.word)
         history.append(Past(decision.failure, decision.signature, decision.made_progress))
     assert words == ["again", "again", "hold"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("DataError: /d: damaged: x", "hpc-train data verify DATASET names"),
+        ("CheckpointError: /c: no checkpoint can be loaded", "hpc-train checkpoint verify RUN names"),
+        ("exit code 65", "hpc-train data verify DATASET, hpc-train checkpoint verify RUN"),
+    ],
+)
+def test_class_data_names_the_command_that_shows_the_damage(cause: str, said: str) -> None:
+    decision = decide(replace(ENDED, **end_of("data", cause=cause)), LIMITS)
+    assert (decision.word, said in decision.reason) == ("stop", True), decision.reason

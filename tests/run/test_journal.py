@@ -87,6 +87,7 @@ def test_a_line_torn_by_a_full_disk_does_not_spoil_the_next(run: RunDir, tmp_pat
         b'{"event": "x", "attempt": "0", "time": 1}\n',
         b'{"event": "x", "attempt": true, "time": 1}\n',
         b'{"event": "x", "attempt": 0}\n',
+        b'{"event": "x", "attempt": 0, "time": 1' + b"0" * 400 + b"}\n",
         b"[" * 50_000 + b"\n",
         b'{"event": "x", "attempt": 0, "time": 1, "long": "' + b"a" * 200_000 + b'"}\n',
     ],

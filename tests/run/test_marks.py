@@ -121,6 +121,15 @@ def test_foreign_files_beside_marks_are_passed_over(attempt: AttemptDir) -> None
         ([mark("hang", 0, waits=True), mark("terminated", 1, step=3), mark("terminated", 2, step=2)], (2, "hang")),
         # everybody waits for everybody
         ([mark("hang", 0, time=1, waits=True), mark("terminated", 2, waits=True)], (0, "hang")),
+        # one that could not go on comes before all, also where nobody seemed to wait (gloo inside backward)
+        ([mark("hang", 0, step=3), mark("hang", 1, step=4, stuck="was stopped")], (1, "hang")),
+        ([mark("hang", 0, step=3), mark("terminated", 1, step=3, stuck="stood still")], (1, "hang")),
+        ([mark("peer_lost", 0, step=3), mark("terminated", 1, step=3, stuck="stood still")], (1, "hang")),
+        ([mark("hang", 0, step=3), mark("peer_lost", 1, step=3, stuck="stood still")], (1, "hang")),
+        ([mark("peer_lost", 0), mark("peer_lost", 1, stuck="stood still", time=9)], (1, "hang")),
+        ([mark("hang", 0, stuck="was stopped"), mark("terminated", 1, stuck="stood still")], (0, "hang")),
+        # a cause is known: that a rank stood still meanwhile is not it
+        ([mark("crash", 0), mark("terminated", 1, stuck="stood still")], (0, "crash")),
     ],
 )
 def test_the_first_cause_is_found(marks: list[ExitMark], expected: tuple[int, str] | None) -> None:

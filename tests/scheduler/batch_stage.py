@@ -17,11 +17,13 @@ ROOT = Path(__file__).parents[2]
 # begin makes the attempt as the real one does; what it and decide answer stands in files beside it.
 INTERPRETER = """
 here=${0%/*}
+[ "$1" != -u ] || shift
 [ "$1 $2" = "-m hpc_train" ] || exit 99
 case $3 in
   begin) : >"$here/begun"; [ -e "$4/cancelled" ] || mkdir -p "$4/attempt-000/ready"; . "$here/begin" ;;
   decide) . "$here/decide" ;;
   run) . "$here/rank" ;;
+  succeed) echo "succeed ${*: -1}" >>"$here/calls"; . "$here/succeed" ;;
 esac
 """
 # A rank that takes the warning and leaves as one does that has saved.
@@ -48,15 +50,29 @@ class Stage:
         noted = (line.replace(str(self.run.path), "RUN") for line in recorded(self.bin / "calls"))
         return [line for line in noted if "--Format=" not in line]
 
-    def render(self, program: str = "") -> None:
+    def render(self, program: str = "", *, walltime: str = "10", continuation: str = "requeue") -> None:
         """Write the script of a job whose [program] says this besides its command."""
-        text = f'[job]\nwalltime = "10"\n[program]\ncommand = ["true"]\n{program}\n'
-        loaded = load(self.run.path.parent / "job", text, flags={"job.site": "slurm"})
+        text = f'[job]\nwalltime = "{walltime}"\n[program]\ncommand = ["true"]\n{program}\n'
+        site = f'extends = "slurm"\ncontinuation = "{continuation}"\n'
+        loaded = load(self.run.path.parent / "job", text, site=site)
         self.script.write_text(render_script(plan_of(loaded, self.run, python=str(self.bin / "python"))))
 
-    def answers(self, *, begin: str = "echo go 0 t0k3n", decide: str = "echo done 0 -", rank: str = "exit 0") -> None:
-        """What begin, decide and the ranks do, as lines of bash."""
-        for name, text in {"begin": begin, "decide": decide, "rank": rank}.items():
+    def hurry(self) -> None:
+        """Let the script ask Slurm again after less than its 3 s."""
+        text = self.script.read_text()
+        assert "\n    sleep 3\n" in text
+        self.script.write_text(text.replace("\n    sleep 3\n", "\n    sleep 0.05\n"))
+
+    def answers(
+        self,
+        *,
+        begin: str = "echo go 0 t0k3n",
+        decide: str = "echo done 0 -",
+        rank: str = "exit 0",
+        succeed: str = "echo 78",
+    ) -> None:
+        """What begin, decide, succeed and the ranks do, as lines of bash."""
+        for name, text in {"begin": begin, "decide": decide, "rank": rank, "succeed": succeed}.items():
             (self.bin / name).write_text(f"{text}\n")
 
     def start(self, **variables: str) -> subprocess.Popen[str]:

@@ -17,8 +17,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     run = make_run(tmp_path / "runs 50%" / "r-1")
     bin_dir = tmp_path / "bin"
     write_program(bin_dir, "sinfo", "exit 1")  # nobody knows how many nodes there are
+    refuses = '[ ! -e "${0%/*}/$1.refused" ] || { echo "Invalid job id specified" >&2; exit 1; }'
     for name in ("scontrol", "squeue"):
-        write_program(bin_dir, name, f'{log_call(bin_dir / "calls")}\n[ ! -e "${{0%/*}}/$1.refused" ] || exit 1')
+        write_program(bin_dir, name, f"{log_call(bin_dir / 'calls')}\n{refuses}")
     write_program(
         bin_dir, "srun", log_call(bin_dir / "calls") + '\nwhile [ "${1:0:2}" = -- ]; do shift; done\nexec "$@"'
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_train.job.loader import LoadedJob, load_job
 from hpc_train.run.layout import FORMAT, VERSION, AttemptDir, RunDir, SubmissionDir
+from hpc_train.scheduler.mpi import MpiChoice
 from hpc_train.scheduler.script import Plan
 from hpc_train.topology.placement import plan_placement
 
@@ -34,11 +35,15 @@ def load(
     )
 
 
-def plan_of(loaded: LoadedJob, run: RunDir, *, python: str, mpirun: str = "/opt/env/bin/mpirun") -> Plan:
+def plan_of(
+    loaded: LoadedJob, run: RunDir, *, python: str, mpirun: str = "/opt/env/bin/mpirun", flavour: str = "openmpi"
+) -> Plan:
     """A plan with names of our own choosing, so that it is the same each time."""
     placement = plan_placement(loaded.spec, loaded.site.site, origins=loaded.origins)
     workdir = str(loaded.workdir)
-    return Plan(loaded.spec, loaded.site.site, placement, run, run.submission(0), python, mpirun, workdir)
+    site = loaded.site.site
+    mpi = MpiChoice(flavour, site.launch.mpi, mpirun if site.launch.launcher == "mpirun" else "")
+    return Plan(loaded.spec, site, placement, run, run.submission(0), python, mpi, workdir)
 
 
 def launch_of(**changes: Any) -> dict[str, Any]:

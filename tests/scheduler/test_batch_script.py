@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.scheduler.batch_stage import ROOT, Stage
-from tests.scheduler.making import (
-    log_call,
-    write_program,
-)
+from tests.scheduler.making import log_call, wait_for, write_program
 
 
 def test_a_finished_attempt_ends_the_job_with_0(stage: Stage) -> None:
@@ -20,7 +21,7 @@ def test_a_finished_attempt_ends_the_job_with_0(stage: Stage) -> None:
     launch, decide = stage.calls
     assert launch.startswith("srun --kill-on-bad-exit=1 --wait=0 --mpi=pmix --nodes=1 --ntasks=1")
     assert "/runs 50%%/r-1/attempt-000/logs/%N.log " in launch  # only %N is a pattern
-    assert launch.endswith(" -m hpc_train run RUN --submission 0 --attempt 0")
+    assert launch.endswith(" -u -m hpc_train run RUN --submission 0 --attempt 0")
     assert decide == "python -m hpc_train decide RUN --submission 0 --attempt 0 --code 0"
 
 
@@ -40,15 +41,13 @@ def test_the_decision_hears_the_launchers_code(stage: Stage, code: int) -> None:
         ("again 75 -", 0, ["scontrol requeue 77"]),
         ("hold 73 -", 0, ["scontrol requeuehold 77"]),
         (
-            "again-elsewhere 76 n2,n5",
+            "again-elsewhere 76 ExcNodeList=n2,n5",
             0,
-            [
-                "scontrol requeue 77",
-                "squeue --noheader --jobs=77 --format=%x",
-                "scontrol update jobid=77 ExcNodeList=n2,n5",
-            ],
+            ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList=n2,n5"],
         ),
-        ("leave 143 n2", 0, []),  # Slurm has requeued it already
+        ("again 75 ExcNodeList=", 0, ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList="]),  # all let go
+        ("leave 143 -", 0, []),  # Slurm has requeued it already
+        ("leave 143 ExcNodeList=n2", 0, ["scontrol update jobid=77 ExcNodeList=n2"]),  # and may still hear of a list
         ("perhaps 1 -", 70, []),
         ("", 70, []),
     ],
@@ -82,14 +81,7 @@ def test_the_decision_hears_what_slurm_says_of_the_job(stage: Stage) -> None:
     stage.answers(decide='echo "$HPC_TRAIN_QUEUE_SAYS" >"$here/heard"; echo stop 3 -')
     assert stage.finish()[0] == 3
     assert (stage.bin / "heard").read_text() == "COMPLETING 0 None\n"
-    assert "--jobs=77 --Format=State:20,RestartCnt:12,Reason:60" in (stage.bin / "asked").read_text()
-
-
-def test_nodes_excluded_before_stay_excluded(stage: Stage) -> None:
-    write_program(stage.bin, "squeue", "echo 'n[7-8]'")
-    stage.answers(decide="echo again-elsewhere 76 n2")
-    assert stage.finish()[0] == 0
-    assert stage.calls[-1] == "scontrol update jobid=77 ExcNodeList=n[7-8],n2"
+    assert "--jobs=77 --Format=State:20,RestartCnt:12,PreemptTime:24,Reason:60" in (stage.bin / "asked").read_text()
 
 
 @pytest.mark.parametrize(
@@ -98,24 +90,99 @@ def test_nodes_excluded_before_stay_excluded(stage: Stage) -> None:
 def test_a_refused_requeue_ends_with_75_and_says_what_to_do(stage: Stage, answer: str, verb: str, word: str) -> None:
     (stage.bin / f"{verb}.refused").touch()
     stage.answers(decide=f"echo {answer}")
-    assert stage.finish() == (75, f"hpc-train: Slurm does not {word} this job; go on with: hpc-train requeue r-1\n")
+    told = f"hpc-train: Slurm does not {word} this job; go on with: hpc-train requeue r-1\n"
+    assert stage.finish() == (75, f"Invalid job id specified\n{told}")
 
 
-@pytest.mark.parametrize(("num_up", "is_excluded"), [(3, True), (2, False)])
-def test_no_node_is_excluded_that_the_job_cannot_do_without(stage: Stage, num_up: int, is_excluded: bool) -> None:
-    nodes = "".join(f"echo n{number} mixed; " for number in range(1, num_up + 1))
-    write_program(stage.bin, "sinfo", f'case "$*" in *--nodes=n2*) echo n2 mixed ;; *) {nodes} echo "n9 down*" ;; esac')
-    stage.answers(decide="echo again-elsewhere 76 n2")
+# What scontrol says of a controller that does not answer, and what it says nothing of when it is cut short.
+UNANSWERED = ("slurm_requeue error: Unable to contact slurm controller (connect failure)", "Socket timed out", "")
+
+
+@pytest.mark.parametrize("verb", ["requeue", "requeuehold"])
+@pytest.mark.parametrize("said", UNANSWERED)
+def test_a_controller_that_comes_back_is_asked_again(stage: Stage, said: str, verb: str) -> None:
+    stage.hurry()
+    tried = f'echo x >>"{stage.bin}/tried"; [ "$(wc -l <"{stage.bin}/tried")" -gt 3 ] || {{ echo "{said}"; exit 1; }}'
+    write_program(stage.bin, "scontrol", f"{log_call(stage.bin / 'calls')}\n{tried}")
+    stage.answers(decide=f"echo {'again 75' if verb == 'requeue' else 'hold 73'} -")
+    assert stage.finish()[0] == 0
+    assert stage.calls[1:] == [f"scontrol {verb} 77"] * 4
+
+
+def test_a_controller_that_stays_away_ends_the_job_with_75(stage: Stage) -> None:
+    stage.hurry()
+    write_program(stage.bin, "squeue", "exit 1")
+    stage.answers(decide="echo again 75 -")
     code, said = stage.finish()
-    assert code == 0
-    assert ("scontrol update jobid=77 ExcNodeList=n2" in stage.calls) == is_excluded
-    assert ("n2 is not excluded: the queue would have 1 nodes left and the job needs 2" in said) != is_excluded
+    assert code == 75 and "go on with: hpc-train requeue r-1" in said
+    assert len(stage.calls) == 1  # nothing is asked while nobody says that this is the job's newest start
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "said"),
+    [
+        ('mkdir "$run/attempt-001"', "attempt 0 was given up"),
+        ('mkdir -p "$run/submission-01"; : >"$run/submission-01/launch.json"', "attempt 0 was given up"),
+        (': >"$run/cancelled"', "attempt 0 was given up"),
+        (': >"${0%/*}/restarted"', "the job was started again meanwhile"),
+    ],
+)
+@pytest.mark.parametrize("answer", ["again 75 -", "again-elsewhere 76 ExcNodeList=n2", "hold 73 -"])
+def test_a_host_that_was_cut_off_while_it_asked_leaves_the_next_start_alone(
+    stage: Stage, answer: str, meanwhile: str, said: str
+) -> None:
+    # The network is away at first; when it is back, the job runs elsewhere.
+    stage.hurry()
+    away = f'[ -e "${{0%/*}}/back" ] || {{ : >"${{0%/*}}/back"; {meanwhile}; exit 1; }}'
+    count = '[ ! -e "${0%/*}/restarted" ] || echo 1'
+    text = f'case "$*" in *--Format=RestartCnt:12*) run="{stage.run.path}"; {away}; {count} ;; esac'
+    write_program(stage.bin, "squeue", text)
+    stage.answers(decide=f"echo {answer}")
+    code, told = stage.finish()
+    assert (code, stage.calls[1:]) == (0, [])
+    assert said in told
+
+
+def test_a_requeue_that_was_heard_but_not_answered_excludes_its_node_all_the_same(stage: Stage) -> None:
+    stage.hurry()
+    write_program(stage.bin, "squeue", '[ "$2" != --jobs=77 ] || [ ! -e "${0%/*}/heard" ] || echo 1')
+    heard = f'[ "$1" != requeue ] || {{ : >"{stage.bin}/heard"; echo Socket timed out >&2; exit 1; }}'
+    write_program(stage.bin, "scontrol", f"{log_call(stage.bin / 'calls')}\n{heard}")
+    stage.answers(decide="echo again-elsewhere 76 ExcNodeList=n2")
+    assert stage.finish()[0] == 0
+    assert stage.calls[1:] == ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList=n2"]
+
+
+def test_a_question_that_hangs_is_cut_short(stage: Stage) -> None:
+    hangs_once = '[ "$(grep -c requeue "${0%/*}/calls")" -gt 1 ] || exec sleep 60'
+    write_program(stage.bin, "scontrol", f"{log_call(stage.bin / 'calls')}\n{hangs_once}")
+    stage.answers(decide="echo again 75 -")
+    assert stage.finish()[0] == 0
+    assert stage.calls[1:] == ["scontrol requeue 77"] * 2
+
+
+@pytest.mark.parametrize("verb", ["requeue", "update"])
+def test_slurms_sigterm_does_not_end_what_is_being_asked(stage: Stage, verb: str) -> None:
+    # The requeue itself makes Slurm send it to the whole job: a lost update let the run meet its bad host again.
+    log = log_call(stage.bin / "calls")
+    answers = f"""[ $1 != {verb} ] || {{ touch "${{0%/*}}/asked"; sleep 1; }}\n{log}"""
+    write_program(stage.bin, "scontrol", answers)
+    stage.answers(decide="echo again-elsewhere 76 ExcNodeList=n2")
+    process = stage.start()
+    wait_for((stage.bin / "asked").exists, "a question to Slurm")
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGTERM)
+    assert stage.finish(process) == (0, "")
+    assert stage.calls[1:] == ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList=n2"]
 
 
 def test_a_node_that_cannot_be_excluded_does_not_stop_the_requeue(stage: Stage) -> None:
     (stage.bin / "update.refused").touch()
-    stage.answers(decide="echo again-elsewhere 76 n2")
-    assert stage.finish() == (0, "hpc-train: could not exclude n2\n")
+    stage.answers(decide="echo again-elsewhere 76 ExcNodeList=n2")
+    told = "hpc-train: Slurm does not take ExcNodeList=n2 for job 77\n"
+    assert stage.finish() == (0, f"Invalid job id specified\n{told}")
 
 
 @pytest.mark.parametrize(
@@ -187,3 +254,83 @@ def test_a_run_directory_that_vanishes_meanwhile_ends_with_an_error(stage: Stage
     assert code not in (0, 75)
     assert "no decision was taken" in said
     assert not stage.run.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "calls"),
+    [
+        ("done 0 -", 0, ["succeed withdraw"]),
+        ("stop 65 -", 65, ["succeed withdraw"]),
+        ("again 75 -", 0, ["succeed again"]),
+        ("hold 73 -", 0, ["succeed hold"]),
+        (
+            "again-elsewhere 76 ExcNodeList=n2,n5",
+            0,
+            ["succeed again", "scontrol update jobid=78 ExcNodeList=n2,n5"],
+        ),
+        ("leave 143 -", 0, []),  # a later attempt owns the run
+    ],
+)
+def test_without_requeue_each_word_is_about_the_job_that_waits(
+    stage: Stage, answer: str, code: int, calls: list[str]
+) -> None:
+    stage.render(continuation="successor")
+    stage.answers(
+        rank='until [ -s "$here/registered" ]; do sleep 0.02; done',
+        decide=f"echo {answer}",
+        succeed='[ "${*: -1}" != register ] || echo 1 >"$here/registered"; echo 78',
+    )
+    assert stage.finish()[0] == code
+    assert sorted(stage.calls[:2])[1] == "succeed register"  # beside the launch, which it does not delay
+    assert stage.calls[2:] == calls
+
+
+def test_the_end_waits_for_a_registration_that_is_under_way(stage: Stage) -> None:
+    stage.render(continuation="successor")
+    slow = '[ "${*: -1}" != register ] || { sleep 0.5; echo registered >>"$here/calls"; }; echo 78'
+    stage.answers(decide="echo again 75 -", succeed=slow)
+    assert stage.finish()[0] == 0
+    assert stage.calls[-2:] == ["registered", "succeed again"]
+
+
+def test_where_no_job_can_follow_the_job_ends_with_75_and_says_what_to_do(stage: Stage) -> None:
+    stage.render(continuation="successor")
+    stage.answers(decide="echo again 75 -", succeed='echo "hpc-train: no job is queued" >&2; exit 75')
+    code, said = stage.finish()
+    assert code == 75
+    assert said.splitlines()[-1] == (
+        "hpc-train: Slurm does not let another go on after this job; go on with: hpc-train requeue r-1"
+    )
+
+
+def test_a_cancelled_run_excludes_nothing_of_a_job_that_is_not_there(stage: Stage) -> None:
+    stage.render(continuation="successor")
+    stage.answers(decide="echo again-elsewhere 76 ExcNodeList=n2", succeed="echo")
+    assert stage.finish()[0] == 0
+    assert stage.calls[-1] == "succeed again"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "last"),
+    [
+        ("Requested operation is presently disabled for job 77", 0, "succeed again"),
+        ("scontrol: error: Access/permission denied", 0, "succeed again"),
+        # who was not answered may have been heard: a second job beside a requeued one would be one too many
+        ("slurm_requeue error: Socket timed out on send/recv operation", 75, "scontrol requeue 77"),
+        ("Job's in transition state, can't update for job 77", 75, "scontrol requeue 77"),
+    ],
+)
+def test_a_requeue_that_is_forbidden_after_all_becomes_a_new_job(stage: Stage, said: str, code: int, last: str) -> None:
+    stage.hurry()
+    write_program(stage.bin, "scontrol", f'{log_call(stage.bin / "calls")}\necho "{said}" >&2; exit 1')
+    stage.answers(decide="echo again 75 -")
+    done, words = stage.finish()
+    assert (done, stage.calls[-1]) == (code, last)
+    assert said in words
+
+
+def test_a_refused_successor_after_a_refused_requeue_ends_with_75(stage: Stage) -> None:
+    write_program(stage.bin, "scontrol", 'echo "presently disabled" >&2; exit 1')
+    stage.answers(decide="echo again 75 -", succeed="exit 75")
+    code, said = stage.finish()
+    assert code == 75 and "go on with: hpc-train requeue r-1" in said

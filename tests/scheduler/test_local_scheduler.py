@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from hpc_train.errors import SchedulerError
+from hpc_train.files import process_start
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.backend import JobState
 from hpc_train.scheduler.local.backend import LocalBackend
-from hpc_train.scheduler.local.record import hold_lock, is_locked, process_start, read_record
+from hpc_train.scheduler.local.record import hold_lock, is_locked, read_record
 from tests.scheduler.making import bare_environment, is_running, make_run, recorded, wait_for
 
 ROOT = Path(__file__).parents[2]

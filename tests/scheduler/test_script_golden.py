@@ -23,11 +23,12 @@ WRITES = os.environ.get("WRITE_GOLDEN") == "1"
 
 @dataclass(frozen=True)
 class Case:
-    """A job file's tables without [program].command, and the site: its name, or a text for one called `here`."""
+    """A job file's tables without [program].command, the site (its name, or a text of one called `here`), the MPI."""
 
     job: str = ""
     site: str = "slurm"
     run: str = "/scratch/me/runs/train-20260101-000000-abcdef"
+    flavour: str = "openmpi"
 
 
 CASES = {
@@ -60,6 +61,17 @@ CASES = {
         "[job]\nnodes = 2\nranks_per_node = 2",
         site='extends = "slurm"\n[launch]\nlauncher = "mpirun"\nmpi = "mpirun"\nextra = ["--map-by", "ppr:2:node"]\n',
     ),
+    "successor": Case(
+        '[job]\nname = "chained"\nwalltime = "30"\nqueue = "spare"',
+        site='extends = "slurm"\ncontinuation = "successor"\n'
+        '[[queues]]\nname = "spare"\npreempt_grace = "2m"\n',
+    ),
+    "local_mpich": Case("[job]\nranks_per_node = 4", site="local", flavour="mpich"),
+    "slurm_hydra": Case(
+        "[job]\nnodes = 2\nranks_per_node = 2",
+        site='extends = "slurm"\n[launch]\nlauncher = "mpirun"\nmpi = "mpirun"\nextra = ["-iface", "ib0"]\n',
+        flavour="mpich",
+    ),
 }  # fmt: skip
 
 
@@ -72,7 +84,7 @@ def render(case: Case, directory: Path) -> str:
         loaded = load(directory, text, site=case.site)
     else:
         loaded = load(directory, text, flags={"job.site": case.site})
-    plan = plan_of(loaded, RunDir(Path(case.run)), python="/opt/my env/bin/python")
+    plan = plan_of(loaded, RunDir(Path(case.run)), python="/opt/my env/bin/python", flavour=case.flavour)
     return render_script(plan).replace(f"hpc-train {__version__}:", "hpc-train VERSION:")
 
 

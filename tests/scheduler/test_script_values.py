@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hpc_train.files import write_json
 from hpc_train.job.spec import EnvSection, JobSection, JobSpec, ProgramSection
 from hpc_train.run.layout import RunDir
+from hpc_train.scheduler.mpi import MpiChoice
 from hpc_train.scheduler.script import Plan, launch_record, render_script
 from hpc_train.site.spec import Launch, Rendezvous, Scheduler, Site, SiteEnv
 from hpc_train.topology.placement import plan_placement
@@ -34,6 +35,7 @@ VARIABLES = st.dictionaries(
     st.sampled_from(["A", "LR", "RUN", "PY", "DIR", "say", "code", "word", "launcher", "IFS_COPY", "early"]), HOSTILE
 )
 
+MPI = MpiChoice("", "pmix")
 SITE = Site(name="s", scheduler=Scheduler(kind="slurm"), launch=Launch(launcher="srun", mpi="pmix"))
 # Stands in for the interpreter: shows the environment that the ranks would get, and says that the run is over.
 PYTHON = 'env -0 >"${0%/*}/environment"; printf "%s\\0" "${@:4}" >"${0%/*}/arguments"; echo "a greeting"; echo "stop 0"'
@@ -51,7 +53,7 @@ def run_header(directory: Path, plan_job: JobSpec, site: Site, *, run_parent: st
     (directory / workdir).mkdir(parents=True, exist_ok=True)
     run.submission(0).path.mkdir(parents=True)
     placement = plan_placement(plan_job, site)
-    plan = Plan(plan_job, site, placement, run, run.submission(0), str(python), "", str(directory / workdir))
+    plan = Plan(plan_job, site, placement, run, run.submission(0), str(python), MPI, str(directory / workdir))
     write_json(run.submission(0).launch, launch_record(plan))
     script = directory / "script"
     script.write_text(render_script(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,8 @@ class FakeSlurm:
 
     @property
     def calls(self) -> list[str]:
-        """The calls so far, by program."""
-        return [line.split(" ", 1)[0] for line in recorded(self.bin / "calls")]
+        """The calls so far, by program, without the pings that go before."""
+        return [line.split(" ", 1)[0] for line in recorded(self.bin / "calls") if line != "scontrol ping"]
 
     def submit(self) -> str:
         """Submit the run's script."""
@@ -102,14 +103,25 @@ def test_a_timed_out_sbatch_that_had_not_queued_may_be_tried_again(slurm: FakeSl
     assert slurm.calls == ["sbatch", "squeue", "squeue"]
 
 
-def test_a_refusal_is_told_once_in_slurms_words_and_not_tried_again(slurm: FakeSlurm) -> None:
-    refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+def test_an_unknown_refusal_is_told_once_in_slurms_words_and_not_tried_again(slurm: FakeSlurm) -> None:
+    refusal = "sbatch: error: The site has a rule of its own: not on Mondays"
     slurm.program("sbatch", f"echo '{refusal}' >&2; exit 1")
     with pytest.raises(SchedulerError) as caught:
         slurm.submit()
     assert str(caught.value) == f"sbatch failed with code 1: {refusal}"
     assert not caught.value.transient
     assert slurm.calls == ["sbatch"]
+
+
+def test_a_known_refusal_names_the_key_to_change_and_slurms_words(slurm: FakeSlurm) -> None:
+    refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+    slurm.program("sbatch", f"echo '{refusal}' >&2; exit 1")
+    with pytest.raises(SchedulerError) as caught:
+        slurm.submit()
+    assert str(caught.value).startswith("Slurm refuses this job: this account is not yours")
+    assert "--account or [job].account" in str(caught.value)
+    assert str(caught.value).endswith(refusal)
+    assert (caught.value.transient, caught.value.exit_code) == (False, 69)
 
 
 def test_a_site_that_greets_and_gives_no_id_is_asked_by_token(slurm: FakeSlurm) -> None:
@@ -146,7 +158,7 @@ def test_a_job_purged_from_the_queue_is_looked_up_in_accounting(slurm: FakeSlurm
     slurm.program("sacct", "echo '2|TIMEOUT|n2|None'")
     states = slurm.backend.states(["1", "2"])
     assert (states["1"].state, states["2"].state) == ("running", "timeout")
-    assert recorded(slurm.bin / "calls")[1].endswith("--jobs=2")
+    assert recorded(slurm.bin / "calls")[-1].endswith("--jobs=2")
 
 
 def test_a_job_that_nobody_lists_is_unknown_and_never_completed(slurm: FakeSlurm) -> None:
@@ -195,6 +207,43 @@ def test_a_filter_in_the_shell_does_not_hide_a_job(slurm: FakeSlurm, monkeypatch
 def test_cancelling_what_has_ended_is_no_error(slurm: FakeSlurm, said: str) -> None:
     slurm.program("scancel", f"echo '{said}' >&2; exit 1")
     slurm.backend.cancel("1")
+
+
+@pytest.mark.parametrize("again", ["1|PENDING||BeginTime|x", "1|PENDING||JobHeldUser|x", "1|RUNNING|n1|None|x"])
+def test_a_job_that_was_requeued_during_the_cancel_is_cancelled_again(slurm: FakeSlurm, again: str) -> None:
+    # the first scancel lets the job complete, the batch shell requeues it, the second finds it
+    slurm.queue("1|RUNNING|n1|None|x")
+    slurm.program(
+        "scancel",
+        f"""[ -e "${{0%/*}}/first" ] && echo "1|CANCELLED by 0||None|x" >"${{0%/*}}/queue" && exit
+        touch "${{0%/*}}/first"; echo "1|COMPLETING|n1|None|x" >"${{0%/*}}/queue"
+        (sleep 0.3; echo "{again}" >"${{0%/*}}/queue") >/dev/null 2>&1 &""",
+    )
+    slurm.backend.cancel("1")
+    assert slurm.calls.count("scancel") == 2
+    assert slurm.backend.states(["1"])["1"].state == "cancelled"
+
+
+def test_a_job_that_does_not_end_is_an_error_and_not_a_success(slurm: FakeSlurm) -> None:
+    slurm.queue("1|COMPLETING|n1|None|x")
+    backend = SlurmBackend(query_timeout_s=2, end_timeout_s=0.3)
+    with pytest.raises(SchedulerError, match=r"job 1 is still completing 0.3 s after scancel; see: squeue") as caught:
+        backend.cancel("1")
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("word", ["submit", "cancel", "states"])
+def test_who_acts_learns_at_once_that_every_controller_is_down(slurm: FakeSlurm, word: str) -> None:
+    slurm.program("scontrol", "echo 'Slurmctld(primary) at c1 is DOWN'; exit 1")
+    acts: dict[str, Callable[[], object]] = {
+        "submit": slurm.submit,
+        "cancel": lambda: slurm.backend.cancel("1"),
+        "states": lambda: slurm.backend.states(["1"]),
+    }
+    with pytest.raises(SchedulerError, match="no Slurm controller answers") as caught:
+        acts[word]()
+    assert caught.value.transient
+    assert slurm.calls == []
 
 
 def test_cancelling_anothers_job_is_an_error(slurm: FakeSlurm) -> None:

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_train.scheduler.backend import STATES
-from hpc_train.scheduler.slurm.states import explain_reason, find_token, parse_listing, parse_submitted, state_of
+from hpc_train.scheduler.slurm.states import (
+    all_controllers_are_down,
+    find_token,
+    parse_listing,
+    parse_submitted,
+    state_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -118,18 +124,16 @@ def test_a_token_is_found_whatever_else_stands_in_comments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "word"),
+    ("text", "is_down"),
     [
-        ("BadConstraints", "cancel it"),
-        ("Priority", "priority"),
-        ("Resources", "free nodes"),
-        ("QOSMaxJobsPerUserLimit", "limit of its quality of service"),
-        ("AssocGrpGRES", "limit of your account"),
-        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "down or reserved"),
-        ("(Priority)", ""),
-        ("Prolog", ""),
+        ("scontrol failed with code 1: Slurmctld(primary) at c1 is DOWN", True),
+        ("Slurmctld(primary) at c1 is DOWN Slurmctld(backup) at c2 is DOWN ***** RESTORE SLURMCTLD DAEMON", True),
+        ("Slurmctld(primary) at c1 is DOWN Slurmctld(backup) at c2 is UP", False),
+        ("Slurmctld(primary) at c1 is UP", False),
+        ("scontrol did not answer within 12 s", False),  # it may just be busy
+        ("scontrol: not found", False),
+        ("", False),
     ],
 )
-def test_a_reason_is_said_in_plain_words_where_it_is_known(reason: str, word: str) -> None:
-    assert word in explain_reason(reason)
-    assert bool(explain_reason(reason)) == bool(word)
+def test_only_a_clear_word_means_that_every_controller_is_down(text: str, is_down: bool) -> None:
+    assert all_controllers_are_down(text) is is_down

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hpc_train.errors import HpcTrainError, NoSpaceError, SchedulerError, SpecError
+from hpc_train.errors import HpcTrainError, NoSpaceError, SchedulerError
 from hpc_train.job.loader import LoadedJob, job_from_json
 from hpc_train.run.journal import read_journal
 from hpc_train.run.layout import find_run_format
-from hpc_train.scheduler.submission import Submitted, resubmit, submit
+from hpc_train.scheduler.submission import Submitted, submit
 from hpc_train.topology.placement import placement_from_json
 from tests.scheduler.making import bare_environment, load, log_call, recorded, write_program
 
@@ -72,6 +71,13 @@ def test_two_submits_at_once_are_two_runs(tmp_path: Path, shell: dict[str, str])
 def test_an_unverified_site_is_said_at_submit(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "'slurm' is unverified" in submit(request(tmp_path / "work"), shell).warnings[0]
     assert submit(request(tmp_path / "work", **{"job.site": "slurm-cluster"}), shell).warnings == ()
+
+
+def test_a_variable_to_pass_that_is_not_set_is_said_at_submit(tmp_path: Path, shell: dict[str, str]) -> None:
+    job = '[env]\npass = ["HF_TOKEN", "WANDB_MODE"]\n'
+    loaded = request(tmp_path / "work", job, **{"job.site": "slurm-cluster"})
+    said = submit(loaded, {**shell, "WANDB_MODE": ""}).warnings
+    assert said == ("[env].pass names what is not set here, so the job will lack it: HF_TOKEN",)
 
 
 def test_a_home_that_takes_no_index_is_a_warning(tmp_path: Path, shell: dict[str, str]) -> None:
@@ -180,70 +186,3 @@ def test_a_secret_reaches_the_job_and_no_file(tmp_path: Path, shell: dict[str, s
     assert not [each for each in seen if each.startswith(("OTHER_TOKEN", "SLURM_"))]
     assert not [path for path in done.run.path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and secret in path.read_text()]
-
-
-@pytest.fixture
-def submitted(tmp_path: Path, shell: dict[str, str]) -> Submitted:
-    """A run whose first job has ended."""
-    return submit(request(tmp_path / "work", '[job]\nname = "odd \\"name\\""\n[env]\nset = {A = "a b"}\n'), shell)
-
-
-def test_a_run_goes_on_with_the_records_it_had(submitted: Submitted, shell: dict[str, str]) -> None:
-    again = resubmit(submitted.run, shell)
-    first, second = submitted.run.submissions()
-    assert (again.run, second.number) == (submitted.run, 1)
-    for name in ("job.json", "site.json", "placement.json", "launch.json"):
-        assert (second.path / name).read_text() == (first.path / name).read_text()
-    script = second.script.read_text()
-    assert script == first.script.read_text().replace("/00\n", "/01\n").replace(
-        "submission-00", "submission-01"
-    ).replace("submission 0", "submission 1").replace("submission=0", "submission=1")
-
-
-def test_a_refused_continuation_leaves_the_run_as_it_was(
-    tmp_path: Path, submitted: Submitted, shell: dict[str, str]
-) -> None:
-    write_program(tmp_path / "bin", "sbatch", "echo refused >&2; exit 1")
-    before = sorted(submitted.run.path.rglob("*"))
-    with pytest.raises(SchedulerError, match="refused"):
-        resubmit(submitted.run, shell)
-    assert sorted(submitted.run.path.rglob("*")) == before
-
-
-def test_a_continuation_whose_fate_is_not_known_keeps_its_number(
-    tmp_path: Path, submitted: Submitted, shell: dict[str, str]
-) -> None:
-    # Slurm may start that job after all: it finds no records of its number and ends.
-    write_program(tmp_path / "bin", "sbatch", TIMED_OUT)
-    with pytest.raises(SchedulerError) as caught:
-        resubmit(submitted.run, shell)
-    assert caught.value.transient
-    assert list(submitted.run.submission(1).path.iterdir()) == []
-    write_program(tmp_path / "bin", "sbatch", "echo 12")
-    assert resubmit(submitted.run, shell).job_id == "12"
-    assert [each.number for each in submitted.run.submissions()] == [0, 1, 2]
-
-
-def test_two_continuations_at_once_are_one(submitted: Submitted, shell: dict[str, str]) -> None:
-    submitted.run.submission(1).path.mkdir()  # the other command has just come so far
-    (submitted.run.submission(1).path / "theirs").touch()
-    shutil.copytree(submitted.run.submission(0).path, submitted.run.path / "kept")
-
-    def race(_: int) -> str:
-        try:
-            return resubmit(submitted.run, shell).job_id
-        except SpecError as error:
-            assert "being requeued by another command" in str(error)
-            return ""
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        ids = list(filter(None, pool.map(race, range(4))))
-    assert ids
-    assert len(submitted.run.submissions()) == 2 + len(ids)  # each job has records of its own
-    assert (submitted.run.submission(1).path / "theirs").exists()
-
-
-def test_a_run_that_was_never_written_whole_cannot_go_on(submitted: Submitted, shell: dict[str, str]) -> None:
-    submitted.run.submission(0).launch.unlink()
-    with pytest.raises(SpecError, match="submit it anew"):
-        resubmit(submitted.run, shell)

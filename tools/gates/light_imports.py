@@ -15,7 +15,7 @@ from gates.checkout import Checkout, Finding, PythonSource
 __all__ = ["HEAVY", "LOGIN_SIDE", "STANDARD_LIBRARY_ONLY", "check", "module_level_imports"]
 
 # What the extras bring, and what a login node may lack.
-HEAVY = {"torch", "mpi4py", "h5py", "numpy", "isal", "safetensors"}
+HEAVY = {"torch", "mpi4py", "h5py", "numpy", "isal", "safetensors", "transformers", "lightning"}
 LOGIN_SIDE = (
     "hpc_train",  # the package itself: its public names are lazy
     "hpc_train.__main__",
@@ -24,6 +24,7 @@ LOGIN_SIDE = (
     "hpc_train.topology",
     "hpc_train.run",
     "hpc_train.recovery.policy",
+    "hpc_train.diagnosis",
     "hpc_train.scheduler",
     "hpc_train.checkpoint.catalogue",
     "hpc_train.cli",

@@ -1,17 +1,18 @@
 """The command line: verbs, options, and the one place where an error becomes a line and an exit code."""
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import NoReturn
 
-from slurm_cluster import accounts, lifecycle, nodes
+from slurm_cluster import accounts, freezing, lifecycle, network, nodes
 from slurm_cluster.errors import EXIT_UNAVAILABLE, EXIT_WRONG_USE, ClusterError, tool
 from slurm_cluster.layout import Layout
 from slurm_cluster.preflight import require_root, require_trusted
@@ -24,6 +25,15 @@ EXIT_INPUT_OUTPUT = 74
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
+
+NODE_VERBS = {
+    "kill": "crash a node: all its processes die at once",
+    "start": "bring a dead node back",
+    "cut": "cut a node off the network: its processes live on",
+    "join": "bring a node that was cut off back to the network",
+    "freeze": "stop all processes of a node where they are, slurmd included",
+    "thaw": "let the processes of a frozen node go on",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,11 +96,54 @@ def start(options: argparse.Namespace, layout: Layout) -> int:
         cluster = lifecycle.require_up(layout)
         node = cluster.settings.require_node(options.node)
         if nodes.is_alive(layout, node):
-            say(f"{node} runs already")
+            trouble = lifecycle.trouble_of(layout, node)
+            say(f"{node} runs already" + (f", but is {trouble}" if trouble else ""))
             return 0
         lifecycle.start_node(cluster, node)
         say(f"{node} is back")
     return 0
+
+
+def cut(options: argparse.Namespace, layout: Layout) -> int:
+    with _living_node("cut", options, layout) as node:
+        was_cut = node in network.cut_nodes(layout)
+        network.cut(layout, node)
+        say(f"{node} was cut off already" if was_cut else f"{node} is cut off; its processes live on")
+    return 0
+
+
+def join(options: argparse.Namespace, layout: Layout) -> int:
+    with _living_node("join", options, layout) as node:
+        was_cut = node in network.cut_nodes(layout)
+        network.join(layout, node)
+        say(f"{node} is on the network again" if was_cut else f"{node} was not cut off")
+    return 0
+
+
+def freeze(options: argparse.Namespace, layout: Layout) -> int:
+    with _living_node("freeze", options, layout) as node:
+        number = freezing.freeze(layout, node, only_ranks=options.ranks)
+        say(f"{node}: {number} processes stand still{'' if options.ranks else ', slurmd among them'}")
+    return 0
+
+
+def thaw(options: argparse.Namespace, layout: Layout) -> int:
+    with _living_node("thaw", options, layout) as node:
+        number = freezing.thaw(layout, node)
+        say(f"{node}: {number} processes go on" if number else f"{node} was not frozen")
+    return 0
+
+
+@contextlib.contextmanager
+def _living_node(verb: str, options: argparse.Namespace, layout: Layout) -> Iterator[str]:
+    """The node that is meant, under the cluster's lock; ClusterError if there is none or it is dead."""
+    require_root(verb)
+    with lifecycle.locked(layout, say):
+        cluster = lifecycle.require_up(layout)
+        node = cluster.settings.require_node(options.node)
+        if not nodes.is_alive(layout, node):
+            raise ClusterError(f"{verb}: {node} is dead; bring it back with: {tool()} start {node} --dir {layout.root}")
+        yield node
 
 
 def status(options: argparse.Namespace, layout: Layout) -> int:
@@ -104,7 +157,8 @@ def status(options: argparse.Namespace, layout: Layout) -> int:
     else:
         print(f"up in {layout.root}")
         for node, is_alive in now.nodes.items():
-            print(f"{node:6}{'alive' if is_alive else 'dead':8}{now.states.get(node, 'unknown')}")
+            life = " and ".join(filter(None, ("alive" if is_alive else "dead", now.troubles.get(node))))
+            print(f"{node:6}{life:22}{now.states.get(node, 'unknown')}")
     return 0 if now.is_up else EXIT_UNAVAILABLE
 
 
@@ -119,6 +173,8 @@ def _status_document(layout: Layout, now: lifecycle.Status) -> dict[str, object]
                 "name": node,
                 "address": now.cluster.settings.address_of(node) if now.cluster else None,
                 "alive": is_alive,
+                "cut": "cut off" in now.troubles.get(node, ""),
+                "frozen": "frozen" in now.troubles.get(node, ""),
                 "state": now.states.get(node, "unknown"),
             }
             for node, is_alive in now.nodes.items()
@@ -168,11 +224,13 @@ def _parser() -> argparse.ArgumentParser:
     add("down", "cancel all jobs and end everything the cluster runs; files stay")
     show = add("status", "say whether it is up and what its nodes do (exit code 69: not up)")
     show.add_argument("--json", action="store_true", help="the same as one JSON object")
-    for name, summary in (("kill", "crash a node: all its processes die at once"), ("start", "bring a dead node back")):
+    for name, summary in NODE_VERBS.items():
         verb = add(name, summary)
         verb.add_argument("node", help="name of the node: n1, n2, ...")
         if name == "kill":
             verb.add_argument("--noticed", action="store_true", help="tell the controller at once (alone: 15 to 30 s)")
+        if name == "freeze":
+            verb.add_argument("--ranks", action="store_true", help="only what srun started there; slurmd lives on")
     add("env", 'print the environment of a user, for: eval "$(slurm-cluster env)"')
     execute = add("run", "run a command as the unprivileged user: slurm-cluster run -- srun hostname")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")

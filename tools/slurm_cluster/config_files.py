@@ -27,12 +27,24 @@ class Partition:
     name: str
     max_time: str
     is_default: bool = False
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str], ...] = (("PreemptMode", "OFF"),)
 
 
+def _preemptable(mode: str, grace_s: int) -> tuple[tuple[str, str], ...]:
+    return (("PreemptMode", mode), ("GraceTime", str(grace_s)))
+
+
+# Jobs of `urgent` take the nodes of the spare queues' jobs; nobody takes those of the others.
+URGENT = (("PreemptMode", "OFF"), ("PriorityTier", "2"))
+PREEMPTION_GRACE_S = 20
 PARTITIONS = (
     Partition("main", max_time="UNLIMITED", is_default=True),
     Partition("short", max_time="10"),
+    Partition("urgent", max_time="10", options=URGENT),
+    Partition("spare-requeue", max_time="UNLIMITED", options=_preemptable("REQUEUE", 0)),
+    Partition("spare-requeue-grace", max_time="UNLIMITED", options=_preemptable("REQUEUE", PREEMPTION_GRACE_S)),
+    Partition("spare-cancel", max_time="UNLIMITED", options=_preemptable("CANCEL", 0)),
+    Partition("spare-cancel-grace", max_time="UNLIMITED", options=_preemptable("CANCEL", PREEMPTION_GRACE_S)),
 )
 
 
@@ -157,6 +169,9 @@ def _scheduling_keys(first_job_id: int) -> tuple[tuple[str, object], ...]:
         # A job that its queue can never run is refused when it is submitted, as on most sites.
         ("EnforcePartLimits", "ALL"),
         ("JobRequeue", 1),
+        # What a preempted job becomes is its queue's; the cluster's own mode only has to allow it.
+        ("PreemptType", "preempt/partition_prio"),
+        ("PreemptMode", "REQUEUE"),
         ("MinJobAge", 60),
         ("FirstJobId", first_job_id),
     )
@@ -169,7 +184,7 @@ def _accounting_keys(cluster: Cluster) -> tuple[tuple[str, object], ...]:
         ("AccountingStorageHost", cluster.settings.controller_address),
         ("AccountingStoragePort", cluster.settings.accounting_port),
         ("AccountingStoragePass", cluster.layout.munge_socket),
-        ("AccountingStorageEnforce", "associations"),
+        ("AccountingStorageEnforce", "associations,limits"),
         ("AccountingStorageTRES", "gres/gpu"),
         ("JobAcctGatherType", "jobacct_gather/linux"),
     )

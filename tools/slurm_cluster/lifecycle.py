@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from slurm_cluster import accounts, config_files, daemons, network, nodes, preflight
+from slurm_cluster import accounts, config_files, daemons, freezing, network, nodes, preflight
 from slurm_cluster.errors import ClusterError, tool
 from slurm_cluster.layout import USER, Cluster, Layout, Settings
 from slurm_cluster.processes import last_lines, wait_until
@@ -25,12 +25,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Status:
-    """What runs of a cluster: `daemons` and `nodes` by recorded process, `states` as the controller says."""
+    """What runs of a cluster: `daemons` and `nodes` by recorded process, `states` as the controller says.
+
+    `troubles`: of the living nodes that are cut off or frozen, in words.
+    """
 
     cluster: Cluster | None
     daemons: dict[str, bool]
     nodes: dict[str, bool]
     states: dict[str, str]
+    troubles: dict[str, str]
 
     @property
     def is_up(self) -> bool:
@@ -66,10 +70,17 @@ def status(layout: Layout) -> Status:
     settings = Settings.load(layout.settings)
     running = daemons.are_running(layout)
     if settings is None:
-        return Status(None, running, {}, {})
+        return Status(None, running, {}, {}, {})
     cluster = Cluster(layout, settings)
     alive = {node: nodes.is_alive(layout, node) for node in settings.node_names}
-    return Status(cluster, running, alive, nodes.states(cluster) if all(running.values()) else {})
+    troubles = {node: trouble for node, lives in alive.items() if lives and (trouble := trouble_of(layout, node))}
+    return Status(cluster, running, alive, nodes.states(cluster) if all(running.values()) else {}, troubles)
+
+
+def trouble_of(layout: Layout, node: str) -> str:
+    """What keeps a living node from its work, in words; "" if nothing does."""
+    is_cut = node in network.cut_nodes(layout)
+    return ", ".join(filter(None, ("cut off" if is_cut else "", freezing.state_of(layout, node))))
 
 
 def require_up(layout: Layout) -> Cluster:

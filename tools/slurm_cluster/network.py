@@ -53,6 +53,27 @@ def _switch_ipv6_off(interface: str) -> None:
         switch.write_text("1")
 
 
+def cut(layout: Layout, node: str) -> None:
+    """Pull the machine's end of a node's cable: nothing reaches the node or leaves it, and its processes live on."""
+    checked_command(["ip", "link", "set", "dev", layout.link_of(node), "down"])
+
+
+def join(layout: Layout, node: str) -> None:
+    """Plug the cable in again."""
+    checked_command(["ip", "link", "set", "dev", layout.link_of(node), "up"])
+
+
+def cut_nodes(layout: Layout) -> set[str]:
+    """The nodes whose cable is there but pulled."""
+    prefix = layout.link_of("")
+    links = json.loads(checked_command(["ip", "-json", "link", "show"]))
+    return {
+        link["ifname"].removeprefix(prefix)
+        for link in links
+        if link["ifname"].startswith(prefix) and "UP" not in link["flags"]
+    }
+
+
 def remove_links(layout: Layout) -> None:
     """Remove every interface of this cluster, the bridge included."""
     for name in _links(layout):

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpc_train.errors import SchedulerError
+from hpc_train.files import process_start
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.backend import JobState
 from hpc_train.scheduler.local.orphans import end_orphans
-from hpc_train.scheduler.local.record import SupervisorRecord, is_locked, process_start, read_record
+from hpc_train.scheduler.local.record import SupervisorRecord, is_locked, read_record
 
 __all__ = ["LocalBackend"]
 
@@ -65,8 +66,16 @@ class LocalBackend:
                 raise SchedulerError(f"the local supervisor did not start: {said or 'it said nothing'}")
             time.sleep(0.02)
 
-    def states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """The supervisors' own words, checked against their locks."""
+    def find(self, run: RunDir, submission: SubmissionDir) -> str | None:
+        """The job whose supervisor has written its record."""
+        return None if read_record(submission) is None else f"local:{submission.path}"
+
+    def jobs_of(self, run: RunDir) -> list[str]:
+        """The submissions whose supervisor lives."""
+        return [f"local:{each.path}" for each in run.submissions() if is_locked(each)]
+
+    def states(self, job_ids: Sequence[str], *, max_age_s: float = 0.0) -> dict[str, JobState]:
+        """The supervisors' own words, checked against their locks: always those of now."""
         return {job_id: _state(job_id) for job_id in job_ids}
 
     def cancel(self, job_id: str) -> None:

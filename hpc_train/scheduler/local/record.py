@@ -7,18 +7,22 @@ recycled, so the process's start time goes with it, and only a lock tells that a
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from hpc_train.files import read_json, write_json
+from hpc_train.files import read_json, write_atomic
 from hpc_train.run.layout import SubmissionDir
+from hpc_train.run.reserve import NO_SPACE
 
-__all__ = ["SupervisorRecord", "hold_lock", "is_locked", "process_start", "read_record", "write_record"]
+__all__ = ["SupervisorRecord", "hold_lock", "is_locked", "read_record", "write_record"]
+
+RECORD_BYTES = 2047
+MAX_REASON = 240  # characters; six bytes each where JSON escapes them
 
 _LOCK_WAIT_S = 2.0  # somebody who asks whether the lock is taken holds it for an instant
 
@@ -34,18 +38,25 @@ class SupervisorRecord:
     reason: str = ""
 
 
-def process_start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (/proc/PID/stat, field 22); None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])  # the name before ')' may hold blanks and parentheses
-
-
 def write_record(submission: SubmissionDir, record: SupervisorRecord) -> None:
-    """Replace the record. Raises: OSError."""
-    write_json(submission.path / "supervisor.json", asdict(record))
+    """Replace the record; where the disk is full, write over the old one, whose bytes it has already.
+
+    Raises: OSError.
+    """
+    path = submission.path / "supervisor.json"
+    text = json.dumps({**asdict(record), "reason": record.reason[:MAX_REASON]})
+    data = text.encode().ljust(RECORD_BYTES) + b"\n"  # always as long: blanks at the end are JSON too
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def read_record(submission: SubmissionDir) -> SupervisorRecord | None:

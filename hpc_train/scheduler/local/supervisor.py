@@ -13,21 +13,23 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hpc_train.files import read_json
+from hpc_train.errors import SpecError
+from hpc_train.files import process_start, read_json, tell
+from hpc_train.run.index import open_run
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.local.orphans import end_orphans
-from hpc_train.scheduler.local.record import SupervisorRecord, hold_lock, process_start, write_record
+from hpc_train.scheduler.local.record import SupervisorRecord, hold_lock, write_record
 
 __all__ = ["Supervisor", "Times", "main"]
 
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
+NO_SPACE_CODE = 73
 _REAP_ROUNDS = 500  # of 20 ms: a process in an uninterruptible wait must not hold the supervisor for ever
 
 
@@ -85,8 +87,8 @@ class Supervisor:
             wants_again, wants_hold = self._take("again"), self._take("hold")
             if self.is_cancelled():
                 break
-            if wants_hold:
-                self.tell("held", "see: hpc-train why")
+            if wants_hold or code == NO_SPACE_CODE:  # where the script could not even leave a mark
+                self.tell("held", "see: hpc-train why" if wants_hold else self._full_disk())
                 return code
             if not wants_again:
                 ended = "completed" if code == 0 else "timeout" if is_timed_out else "failed"
@@ -97,6 +99,14 @@ class Supervisor:
         is_asked = RunDir(self.submission.path.parent).cancelled.exists()
         self.tell("cancelled", "" if is_asked else "its supervisor was told to end, as when the machine shuts down")
         return code
+
+    def _full_disk(self) -> str:
+        run = self.submission.path.parent
+        with contextlib.suppress(OSError):
+            space = os.statvfs(run)
+            free = f"{space.f_bavail * space.f_frsize:,} bytes and {space.f_favail:,} inodes are free"
+            return f"no space in {run}: {free}; free some, then: hpc-train requeue {run.name}"
+        return f"no space in {run}, or it is gone"
 
     def is_cancelled(self) -> bool:
         """Whether SIGTERM has come: a signal handler notes it, at any instant."""
@@ -142,7 +152,7 @@ class Supervisor:
             if warns:
                 # B:USR2: the batch shell alone gets the warning, as with sbatch --signal=B:USR2@lead
                 script.send_signal(signal.SIGUSR2)
-        print("hpc-train: the wall time is over", file=sys.stderr, flush=True)
+        tell("hpc-train: the wall time is over")
         return self._end(script), True
 
     def _end(self, script: subprocess.Popen[bytes]) -> int:
@@ -175,12 +185,16 @@ def reap_leftovers() -> None:
 
 def main(argv: list[str]) -> int:
     """`hpc-train supervise RUN --submission K`: internal, started detached by the local backend."""
-    run = RunDir(Path(argv[0]))
+    try:
+        run = open_run(Path(argv[0]))
+    except SpecError as error:
+        tell(f"hpc-train: {error}")
+        return error.exit_code
     submission = run.submission(int(argv[argv.index("--submission") + 1]))
     times = Times.of_launch(read_json(submission.launch))
     with hold_lock(submission) as is_mine:
         if not is_mine:
-            print("hpc-train: this submission has a supervisor already", file=sys.stderr)
+            tell("hpc-train: this submission has a supervisor already")
             return 69
         end_orphans(run)  # of an earlier submission whose supervisor was killed
         supervisor = Supervisor(submission, times)

@@ -5,14 +5,17 @@ Apart from the commands so that every text a Slurm was seen to print is a row of
 
 from __future__ import annotations
 
+import re
+
 from hpc_train.scheduler.backend import JobState
 
 __all__ = [
     "ACCOUNT_FORMAT",
     "QUEUE_FORMAT",
     "TOKEN_FORMAT",
-    "explain_reason",
+    "all_controllers_are_down",
     "find_token",
+    "find_tokens",
     "parse_listing",
     "parse_submitted",
     "state_of",
@@ -33,28 +36,6 @@ _STATES = {
 }  # fmt: skip
 _HELD_REASONS = ("jobheld", "launch failed requeued held", "job requeued in held state")
 
-# Why a job waits, in plain words; the first whose beginning fits. Slurm's own list is squeue(1), JOB REASON CODES.
-_REASONS = (
-    ("BadConstraints", "no nodes of this queue can ever fulfil the request: cancel it and ask for less"),
-    ("Priority", "jobs with a higher priority come first"),
-    ("Resources", "it is among the first and waits for free nodes"),
-    ("BeginTime", "it may not start yet: Slurm lets a requeued job wait for about two minutes"),
-    ("Dependency", "it waits for another job"),
-    ("ReqNodeNotAvail", "nodes it needs are down or reserved, perhaps for a maintenance"),
-    ("Reservation", "it waits for its reservation"),
-    ("PartitionTimeLimit", "it asks for more time than the queue allows: cancel it and ask for less"),
-    ("PartitionNodeLimit", "it asks for more nodes than the queue allows: cancel it and ask for less"),
-    ("PartitionDown", "its queue is closed at present"),
-    ("PartitionInactive", "its queue is closed at present"),
-    ("InvalidAccount", "its account may not be used here: cancel it and give another"),
-    ("InvalidQOS", "its quality of service may not be used here: cancel it and give another"),
-    ("Licenses", "it waits for a licence"),
-    ("NodeDown", "a node it needs is down"),
-    ("QOS", "a limit of its quality of service is reached"),
-    ("Assoc", "a limit of your account is reached"),
-    ("MaxGRESPerAccount", "a limit of your account is reached"),
-)
-
 
 def state_of(raw: str, reason: str = "") -> str:
     """Our state for Slurm's word ("CANCELLED by 501" too); "unknown" for a word that this version does not know."""
@@ -63,11 +44,6 @@ def state_of(raw: str, reason: str = "") -> str:
     said = reason.lower().replace("_", " ")  # blanks or underscores, by version and command
     is_held = any(text in said for text in _HELD_REASONS)
     return "held" if state == "pending" and is_held else state
-
-
-def explain_reason(reason: str) -> str:
-    """Slurm's reason for a waiting job in plain words, "" for one that needs none or is not known here."""
-    return next((text for word, text in _REASONS if reason.lower().startswith(word.lower())), "")
 
 
 def parse_listing(text: str) -> dict[str, JobState]:
@@ -87,6 +63,11 @@ def _parse_row(line: str) -> tuple[str, JobState] | None:
     return job_id, JobState(state_of(raw, reason), raw, reason, "" if nodes == "None assigned" else nodes)
 
 
+def all_controllers_are_down(text: str) -> bool:
+    """Whether `scontrol ping` clearly says so: "Slurmctld(primary) at c1 is DOWN", and none "is UP"."""
+    return re.search(r"Slurmctld\([^)]*\) at .* is DOWN\b", text) is not None and " is UP" not in text
+
+
 def find_token(text: str, token: str) -> str | None:
     """The job of an `squeue --format=TOKEN_FORMAT` listing whose comment is the token, None if there is none."""
     for line in text.splitlines():
@@ -94,6 +75,12 @@ def find_token(text: str, token: str) -> str | None:
         if comment == token and _is_job_id(job_id):
             return job_id
     return None
+
+
+def find_tokens(text: str, beginning: str) -> list[str]:
+    """The jobs of such a listing whose comment begins so."""
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    return [job_id for job_id, _, comment in rows if comment.startswith(beginning) and _is_job_id(job_id)]
 
 
 def parse_submitted(text: str) -> str | None:

@@ -1,0 +1,85 @@
+"""What is said of a request that can run, but perhaps not as its user thinks.
+
+Apart from planning, which refuses, so that `submit`, `resume` and their dry runs say the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from hpc_train.job.spec import JobSpec
+from hpc_train.scheduler.script import Plan
+from hpc_train.site.spec import Site
+from hpc_train.site.tables import printable, user_config_dir
+
+__all__ = ["remarks_on", "warn_shared_cores"]
+
+# Keys of [job] that only a scheduler acts on, and what holds instead where it is not plain.
+_IDLE_ON_LOCAL = {
+    "account": "",
+    "queue": "",
+    "qos": "",
+    "constraint": "",
+    "reservation": "",
+    "licenses": "",
+    "gpus_per_rank": ", and every rank sees all of its GPUs",
+    "memory": ", and nothing holds the ranks to it",
+    "exclude": "",
+    "extra_directives": "",
+}
+
+
+def remarks_on(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """One line for each thing that is worth a warning. Reads only what this machine's kernel says of its cores.
+
+    Args:  environ: of the shell that submits.
+    """
+    return (
+        *warn_shared_cores(plan.placement.ranks_per_node, plan.site.scheduler.kind),
+        *_warn_idle(plan, environ),
+        *_warn_unset(plan.job, environ),
+        *_warn_unverified(plan.site),
+    )
+
+
+def warn_shared_cores(ranks: int, kind: str) -> tuple[str, ...]:
+    """What to say of ranks that share the cores of this machine; () where each has one, or another machine runs them.
+
+    Args:  kind: the site's scheduler.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if kind != "local" or ranks <= cores:
+        return ()
+    return (f"{ranks} ranks share the {cores} cores of this machine: fine for trying out, slow for training",)
+
+
+def _warn_idle(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
+    """What was asked of this very request, and only a scheduler could give.
+
+    Not what stands in the user's config or environment for all sites.
+    """
+    if plan.site.scheduler.kind != "local":
+        return
+    config = user_config_dir(environ)
+    standing = ("default", "site ", "env ", *([f"{printable(config / 'config.toml')}: "] if config else []))
+    for key, so in _IDLE_ON_LOCAL.items():
+        origin = plan.origins.get(f"job.{key}", "default")
+        if getattr(plan.job.job, key) and not origin.startswith(standing):
+            yield (
+                f"{origin} has no effect: site {plan.site.name!r} is this machine, without a scheduler{so}; leave it "
+                "out, or name another site (hpc-train site list)"
+            )
+
+
+def _warn_unset(job: JobSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
+    names = [name for name in job.env.pass_names if name not in environ]
+    if not names:
+        return ()
+    return (f"[env].pass names what is not set here, so the job will lack it: {', '.join(names)}",)
+
+
+def _warn_unverified(site: Site) -> tuple[str, ...]:
+    if site.status.verified:
+        return ()
+    return (f"site {site.name!r} is unverified: nobody has noted that jobs ran through its file (hpc-train site show)",)

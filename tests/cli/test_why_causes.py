@@ -1,0 +1,133 @@
+"""`why` of runs that went on from an older checkpoint, or are held for want of space."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hpc_train.run.journal import Journal
+from tests.cli.conftest import Shell
+from tests.scheduler.making import make_attempt
+
+
+def test_a_fallback_to_an_older_checkpoint_is_told(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word="again")
+    make_attempt(run, 1, word="stop")
+    Journal(run, "rank0", 1).append(
+        "fallback", step=10, damaged=[30, 20], problem="data-00000.safetensors: CRC-32 \x1b"
+    )
+    line = next(line for line in shell.ok("why", "r").splitlines() if "loaded step" in line)
+    assert line == (
+        "attempt 1 loaded step 10, since newer checkpoints are damaged (steps 30, 20): "
+        "data-00000.safetensors: CRC-32; see: hpc-train checkpoint verify r"
+    )
+    (told,) = shell.json("why", "r")["fallbacks"]
+    assert (told["attempt"], told["step"], told["damaged"]) == (1, 10, [30, 20])
+
+
+def test_a_run_held_for_want_of_space_says_where_and_how_much(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word="hold", failure="no_space", reason="NoSpaceError: 12 bytes are missing")
+    Journal(run, "rank0", 0).append("commit", step=10, path=str(run.checkpoints / "step-000000010"), bytes=1234567)
+    shell.queue("7|FAILED|n1|None")
+    text = shell.ok("why", "r")
+    free = os.statvfs(run.path)
+    assert f"space     {run.path}: " in text and "bytes and " in text and " inodes free; a quota may allow less" in text
+    assert f"the last checkpoint took 1,234,567 bytes in {run.checkpoints}; as many must be free" in text
+    assert len(shell.json("why", "r")["space"]) == 2 and free.f_bavail
+
+
+def test_a_run_that_failed_otherwise_says_nothing_of_space(shell: Shell) -> None:
+    make_attempt(shell.make_run("r", "7"), 0, word="stop")
+    assert "space" not in shell.ok("why", "r")
+
+
+def test_damaged_data_are_no_fault_of_the_program(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    said = "/d/books: damaged: shard-1.h5: No such file or directory; restore the shards or pack the dataset again"
+    attempt = make_attempt(run, 0, word="stop", failure="data", reason=f"DataError: {said}")
+    (attempt.logs / "n1.log").write_text(f"Traceback (most recent call last):\nhpc_train.errors.DataError: {said}\n")
+    shell.queue("7|FAILED|n1|None")
+    text = shell.ok("why", "r")
+    assert "(dataset-damaged)" in text and "advice    you: hpc-train data verify /d/books names every damage" in text
+    assert "read the traceback" not in text and "after a repair: hpc-train requeue r" in text
+
+
+def test_a_decision_s_commands_have_the_run_s_name(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word="stop", failure="data", reason="hpc-train checkpoint verify RUN names what is damaged")
+    shell.queue("7|FAILED|n1|None")
+    assert "hpc-train checkpoint verify r names" in shell.ok("why", "r")
+    assert shell.json("status", "r")[0]["reason"] == "hpc-train checkpoint verify r names what is damaged"
+
+
+def test_a_long_reason_is_one_short_line_and_whole_in_json(shell: Shell) -> None:
+    reason = "CheckpointError: none is whole: " + "/a/long/path/index.json: damaged; " * 30 + "repair it"
+    make_attempt(shell.make_run("r", "7"), 0, word="stop", failure="data", reason=reason)
+    shell.queue("7|FAILED|n1|None")
+    (told,) = [line for line in shell.ok("why", "r").splitlines() if "none is whole" in line]
+    assert len(told) < 260 and told.endswith(" … repair it")
+    (row,) = shell.ok("status").splitlines()[1:]
+    assert row.split("\t")[-1] == told.strip()
+    assert shell.json("status")[0]["reason"] == reason
+    assert shell.json("why", "r")["attempts"][0]["reason"] == reason
+
+
+LIMIT = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-05T10:11:12 DUE TO TIME LIMIT ***\n"
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "local"])
+def test_a_run_at_its_time_limit_is_told_what_hpc_train_does_and_how_to_ask_for_more(
+    shell: Shell, scheduler: str
+) -> None:
+    run = shell.make_run("r", "7", scheduler=scheduler)
+    launch = json.loads(run.submission(0).launch.read_text())
+    run.submission(0).launch.write_text(json.dumps({**launch, "walltime_s": 3600}))
+    attempt = make_attempt(run, 0, word="stop", failure="timeout", reason="ended before it could save (time limit)")
+    attempt.launcher_log.write_text(LIMIT)
+    shell.queue("7|TIMEOUT|n1|TimeLimit")
+    lines = shell.ok("why", "r").splitlines()
+    (advice,) = [line for line in lines if line.startswith("advice")]
+    assert "hpc-train asks the program to save before the limit" in advice and "sbatch" not in advice
+    assert "give it more: hpc-train resume r --walltime 0-02:00:00, or a longer warning" in advice
+    if scheduler == "slurm":
+        assert "asks the program to save before the limit, and it saved nothing new; with more time: " in lines[-1]
+        assert lines[-1].endswith("hpc-train resume r --walltime 0-02:00:00; as it was: hpc-train requeue r")
+
+
+@pytest.mark.parametrize(
+    ("queued", "said"),
+    [
+        (
+            "FAILED||BadConstraints",
+            "its job never started: no nodes of this queue can ever fulfil the request (BadConstraints); change the "
+            "request: hpc-train resume r OPTIONS; as it was: hpc-train requeue r",
+        ),
+        ("CANCELLED||DependencyNeverSatisfied", "its job never started: the job that it waits for ended in another"),
+        ("FAILED||JobLaunchFailure", "ask the site; then: hpc-train requeue r"),
+        (
+            "CANCELLED by 501||None",
+            "nothing: it was cancelled before it started; to go on after all: hpc-train requeue r",
+        ),
+        ("CANCELLED by 501||JobHeldUser", "nothing: it was cancelled before it started"),
+        ("PENDING||BadConstraints", "then hpc-train cancel r, then: hpc-train resume r OPTIONS"),
+        ("PENDING||DependencyNeverSatisfied", "or hpc-train cancel r"),
+    ],
+)
+def test_a_run_whose_job_never_started_is_told_why_and_who_acts(shell: Shell, queued: str, said: str) -> None:
+    shell.make_run("r", "7")
+    shell.queue(f"7|{queued}")
+    out = shell.ok("why", "r")
+    assert said in out.splitlines()[-1], out
+    assert "program" not in out and "scancel" not in out
+
+
+def test_a_local_run_is_told_nothing_of_slurm(shell: Shell) -> None:
+    attempt = make_attempt(shell.make_run("r", "7", scheduler="local"), 0, word="stop", failure="killed")
+    attempt.logs.joinpath("n1.log").write_text("/tmp/x: line 7: 31337 Killed                  python train.py\n")
+    out = shell.ok("why", "r")
+    assert "(killed)" in out and "fewer DataLoader workers" in out
+    assert not [word for word in ("sacct", "sbatch", "Slurm", "srun", "the site") if word in out], out

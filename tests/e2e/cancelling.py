@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpc_train.checkpoint.catalogue import newest
 from hpc_train.checkpoint.names import parse_in_progress
 from hpc_train.recovery.evidence import read_decision
 from hpc_train.run.journal import read_journal
@@ -129,7 +130,9 @@ def after_cancel(cluster: SlurmCluster, lab: Lab, run: RunDir) -> list[str]:
 
 def after_requeue(lab: Lab, run: RunDir) -> list[str]:
     """Let the run go on to its end, and what is wrong with the whole."""
-    newest = max(steps_of(read_journal(run), "commit"), default=0)
+    # By what lies on the disk: a rank that is ended between the rename and the journal's line has committed too.
+    entry = newest(run.checkpoints)
+    committed, journal = entry.step if entry is not None else 0, read_journal(run)
     earlier = len(run.attempts())
     (run.path / "settle").touch()
     asked = lab.hpc_train("requeue", run.path, timeout=150)
@@ -140,8 +143,10 @@ def after_requeue(lab: Lab, run: RunDir) -> list[str]:
     if lineage.missing or lineage.doubled or lineage.steps[-1].step != NUM_STEPS:
         problems.append(f"missing {lineage.missing}, doubled {lineage.doubled}, last {lineage.steps[-1].step}")
     start = next((step for attempt, step in lineage.resumed.items() if attempt >= earlier), None)
-    if start != newest:
-        problems.append(f"went on from step {start}, committed was {newest}")
+    if start != committed:
+        problems.append(f"went on from step {start}, committed was {committed}")
+    if committed < max(steps_of(journal, "commit"), default=0):
+        problems.append(f"the journal knows a commit after step {committed}, the newest on disk")
     if f"the sum is {[NUM_STEPS * (NUM_STEPS + 1) / 2] * 4}" not in lab.logs(run):
         problems.append("the sum is wrong")
     return problems

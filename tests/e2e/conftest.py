@@ -51,6 +51,13 @@ def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture
+def whole_cluster(cluster: SlurmCluster) -> Iterator[None]:
+    """All hosts are back after the test, also one whose crash Slurm has not noticed yet."""
+    yield
+    cluster.repair()
+
+
 @pytest.fixture(scope="session")
 def slurm_lab(cluster: SlurmCluster) -> Iterator[Lab]:
     """The cluster, as its unprivileged user, in a directory that all nodes see."""

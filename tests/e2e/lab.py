@@ -18,6 +18,7 @@ from typing import Any
 from hpc_train.checkpoint.catalogue import newest
 from hpc_train.data import expected_digest, read_manifest
 from hpc_train.observe.lineage import Lineage, trace_lineage
+from hpc_train.recovery.evidence import read_decision
 from hpc_train.run.journal import Event, read_journal
 from hpc_train.run.layout import RunDir
 
@@ -101,10 +102,15 @@ class Lab:
         """Wait until an attempt has been decided: what is done to the run then, is done to a later one."""
         self.wait_for(f"the decision on attempt {attempt}", run, run.attempt(attempt).decision.exists, timeout)
 
-    def wait_between_commits(self, run: RunDir, *, after: int, timeout: float = 120) -> int:
-        """Wait until a commit at or after step `after` and two more steps are journalled; returns the commit's step."""
+    def wait_between_commits(self, run: RunDir, *, after: int, attempt: int = 0, timeout: float = 120) -> int:
+        """Wait until a commit at or after step `after` and two more steps are journalled; returns the commit's step.
+
+        `attempt`: which one must not have ended before that, since what the test does next is meant for it.
+        """
 
         def between() -> int:
+            ended = read_decision(run.attempt(attempt))
+            assert ended is None, f"attempt {attempt} ended early: {ended}\n{self.logs(run)}"
             events = read_journal(run)
             commits, steps = steps_of(events, "commit"), steps_of(events, "step")
             ready = commits and steps and commits[-1] >= after and steps[-1] >= commits[-1] + 2

@@ -62,7 +62,7 @@ def test_stopped_and_then_killed_it_ends_where_an_undisturbed_run_ends(
     warn(run)
     stopped = local_lab.wait_for("the decision", run, partial(read_decision, run.attempt(0)), 60)
     assert (stopped.failure, stopped.code, stopped.word) == ("stopped", 75, "again"), local_lab.logs(run)
-    committed = local_lab.wait_between_commits(run, after=stopped.last_commit + 1)
+    committed = local_lab.wait_between_commits(run, after=stopped.last_commit + 1, attempt=1)
     victim = next(found for found in find_ranks(run.path) if found.rank == 1)
     os.kill(victim.program, signal.SIGKILL)
     assert local_lab.wait_end(run) == "done", local_lab.logs(run)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,15 +59,7 @@ def reasons(run: RunDir, attempts: int) -> list[str]:
     return [decision.failure if decision is not None else "?" for decision in decisions]
 
 
-@pytest.fixture
-def all_hosts_up(cluster: SlurmCluster) -> Iterator[None]:
-    yield
-    for node, state in cluster.states().items():
-        if "down" in state:
-            cluster.start(node)
-
-
-@pytest.mark.usefixtures("all_hosts_up")
+@pytest.mark.usefixtures("whole_cluster")
 def test_under_srun_a_run_outlives_a_warning_a_killed_rank_and_a_crashed_node(
     cluster: SlurmCluster, slurm_lab: Lab, slurm_data: Path
 ) -> None:
@@ -80,10 +71,10 @@ def test_under_srun_a_run_outlives_a_warning_a_killed_rank_and_a_crashed_node(
     lab.wait_between_commits(run, after=SAVE_EVERY)
     assert cluster.run(["scancel", "--batch", "--signal=USR2", lab.status(run)["job_id"]]).returncode == 0
     lab.wait_decided(run, 0)
-    lab.wait_between_commits(run, after=4 * SAVE_EVERY)
+    lab.wait_between_commits(run, after=4 * SAVE_EVERY, attempt=1)
     kill_rank(lab, run, 1)
     lab.wait_decided(run, 1)
-    lab.wait_between_commits(run, after=6 * SAVE_EVERY)
+    lab.wait_between_commits(run, after=6 * SAVE_EVERY, attempt=2)
     victim = (run.attempt(2).ready / "3").read_text().strip()
     cluster.kill(victim)
 
@@ -127,7 +118,7 @@ def test_under_hydra_a_run_outlives_a_warning_and_a_killed_rank(local_lab: Lab, 
 
     lab.wait_between_commits(run, after=SAVE_EVERY)
     warn(run)
-    lab.wait_between_commits(run, after=3 * SAVE_EVERY)
+    lab.wait_between_commits(run, after=3 * SAVE_EVERY, attempt=1)
     kill_rank(lab, run, 2)
 
     assert lab.wait_end(run, timeout=240) == "done", lab.logs(run)

@@ -59,7 +59,7 @@ class Story:
 
     def cancel_after_a_commit(self) -> int:
         """End the run while it trains; returns the step it will go on from."""
-        self.lab.wait_between_commits(self.run, after=5)
+        self.lab.wait_between_commits(self.run, after=5, attempt=len(self.sizes) - 1)
         assert self.lab.hpc_train("cancel", self.run.path).returncode == 0
         ended = ("CANCELLED", "cancelled")
         wait_for("the job has ended", lambda: self.lab.status(self.run)["job"]["raw"].startswith(ended), timeout=60)

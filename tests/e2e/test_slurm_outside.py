@@ -32,7 +32,7 @@ def test_scontrol_requeue_goes_on_once_and_scancel_ends_for_good(cluster: SlurmC
     job_id = slurm_lab.status(run)["job_id"]
     first = slurm_lab.wait_between_commits(run, after=10)
     assert cluster.run(["scontrol", "requeue", job_id]).returncode == 0
-    second = slurm_lab.wait_between_commits(run, after=first + 20)
+    second = slurm_lab.wait_between_commits(run, after=first + 20, attempt=1)
     assert cluster.run(["scancel", job_id]).returncode == 0
 
     slurm_lab.wait_for("the job's end", run, lambda: slurm_lab.status(run)["job"]["raw"] == "CANCELLED", 60)

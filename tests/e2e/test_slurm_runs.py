@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,7 @@ from tests.support.cluster import SlurmCluster
 
 PAUSE = 0.05
 SHAPE = FOUR_NODES
-
-
-@pytest.fixture(autouse=True)
-def whole_cluster(cluster: SlurmCluster) -> Iterator[None]:
-    """All hosts are up again after each test."""
-    yield
-    cluster.repair()
+pytestmark = pytest.mark.usefixtures("whole_cluster")
 
 
 def test_a_crashed_node_costs_steps_but_changes_nothing(

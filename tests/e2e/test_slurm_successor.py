@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -49,15 +50,6 @@ def undisturbed(lab: Lab, slurm_data: Path) -> RunDir:
     assert lab.wait_end(run) == "done", lab.logs(run)
     lab.wait_state(run, "completed")
     return run
-
-
-@pytest.fixture
-def whole_cluster(cluster: SlurmCluster) -> Iterator[None]:
-    """All hosts are up again after the test."""
-    yield
-    for node, state in cluster.states().items():
-        if "down" in state:
-            cluster.start(node)
 
 
 def queued(cluster: SlurmCluster, run: RunDir) -> list[str]:
@@ -293,35 +285,54 @@ def test_a_job_that_may_not_be_requeued_after_all_goes_on_in_a_new_one(cluster: 
     assert steps_of(read_journal(run), "commit")[-1] == 60
 
 
+@dataclasses.dataclass(frozen=True)
+class JobLimit:
+    """How many jobs a user of the cluster may have in the queue."""
+
+    cluster: SlurmCluster
+
+    def set(self, number: int) -> None:
+        """-1 takes the limit away."""
+        argv = ["sacctmgr", "--immediate", "modify", "user", self.cluster.user, "set", f"MaxSubmitJobs={number}"]
+        subprocess.run(argv, env=self.cluster.env, check=True, timeout=30, stdout=subprocess.DEVNULL)
+
+    def used(self) -> int:
+        """What Slurm counts; it shows it only beside a limit, and may count jobs for ever that are long gone."""
+        argv = ["scontrol", "show", "assoc_mgr", f"users={self.cluster.user}", "flags=assoc"]
+        shown = subprocess.run(argv, env=self.cluster.env, check=True, timeout=30, capture_output=True, text=True)
+        found = re.search(r"MaxSubmitJobs=\d+\((\d+)\)", shown.stdout)
+        assert found is not None, shown.stdout
+        return int(found[1])
+
+
 @pytest.fixture
-def one_job_a_user(cluster: SlurmCluster) -> Iterator[None]:
-    """The site allows each user one job in the queue."""
-
-    def limit(number: int) -> None:
-        argv = ["sacctmgr", "--immediate", "modify", "user", cluster.user, "set", f"MaxSubmitJobs={number}"]
-        subprocess.run(argv, env=cluster.env, check=True, timeout=30, stdout=subprocess.DEVNULL)
-
+def one_job_a_user(cluster: SlurmCluster) -> Iterator[Callable[[], bool]]:
+    """The site allows each user one job in the queue; gives a question: is there room for one?"""
+    limit = JobLimit(cluster)
+    limit.set(1000)
     listing = ["squeue", "--noheader", f"--user={cluster.user}"]
 
     def is_empty() -> bool:
         # Jobs that other tests left held would count, and the shell of one that ends may still submit another.
         cluster.run(["scancel", f"--user={cluster.user}"])
+        counts = set()
         for _ in range(4):
             time.sleep(1.0)
             done = cluster.run(listing)
             if done.returncode != 0 or done.stdout.strip():
                 return False
-        return True
+            counts.add(limit.used())
+        return len(counts) == 1
 
     wait_for("no job of the user is left", is_empty, timeout=90)
-    limit(1)
-    yield
-    limit(-1)
+    gone = limit.used()
+    limit.set(gone + 1)
+    yield lambda: limit.used() == gone
+    limit.set(-1)
 
 
-@pytest.mark.usefixtures("one_job_a_user")
 def test_where_a_second_job_is_refused_the_run_says_so_and_goes_on_from_the_login_node(
-    cluster: SlurmCluster, lab: Lab
+    cluster: SlurmCluster, lab: Lab, one_job_a_user: Callable[[], bool]
 ) -> None:
     cluster.wait_idle()
     run = lab.submit("--rendezvous", "none", "--", "python", COUNTING, "60", "10", "0.05", "stops")
@@ -336,8 +347,7 @@ def test_where_a_second_job_is_refused_the_run_says_so_and_goes_on_from_the_logi
     assert f"hpc-train requeue {run.name}" in lab.hpc_train("why", run.path).stdout.splitlines()[-1]
 
     # As long as Slurm clears up after the ended job, that one still counts for the limit.
-    listing = ["squeue", "--noheader", f"--user={cluster.user}"]
-    wait_for("no job of the user is left", lambda: not cluster.run(listing).stdout.strip(), timeout=60)
+    wait_for("no job of the user is left", one_job_a_user, timeout=60)
     asked = lab.hpc_train("requeue", run.path)
     assert asked.returncode == 0, asked.stderr
     lab.wait_state(run, "completed")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -218,10 +220,21 @@ def test_a_decision_that_fails_is_said_and_leaves_it_to_the_next_attempt(stage: 
 
 
 def test_a_setup_line_that_changes_the_shells_rules_loses_no_decision(stage: Stage) -> None:
-    stage.render('setup = ["set -eu", "trap - USR2 TERM", "IFS=123"]')
-    stage.answers(rank="exit 3", decide='echo "${*:4}" >"$here/decided"; echo stop 3 -')
-    assert stage.finish()[0] == 3
-    assert (stage.bin / "decided").read_text().endswith("--code 3\n")
+    # With such an IFS an unquoted process number falls apart: 1203 into 0, which is all that Slurm started here.
+    rules = ["set -euCf", "trap - USR2 TERM", "IFS=123456789", "shopt -s failglob"]
+    stage.render(f"setup = {json.dumps(rules)}")
+    write_program(stage.bin, "squeue", "sleep 0.3; echo 0")
+    heard = ': >"$here/decided"; echo "${*:4}" >>"$here/decided"; echo "$HPC_TRAIN_QUEUE_SAYS" >>"$here/decided"'
+    stage.answers(rank="exit 3", decide=f"{heard}; echo again-elsewhere 75 ExcNodeList=n2")
+    assert stage.finish() == (0, "")
+    decided, queue_says = (stage.bin / "decided").read_text().splitlines()
+    assert decided.endswith("--code 3") and queue_says == "0"
+    assert stage.calls[1:] == ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList=n2"]
+
+
+def test_no_process_number_is_left_to_the_shells_splitting() -> None:
+    text = (ROOT / "sbatch_templates" / "batch.sh.j2").read_text()
+    assert re.findall(r"^.*\b(?:kill|wait)\b[^\n\"]*\$.*$", text, re.MULTILINE) == []
 
 
 def test_an_interpreter_that_is_not_there_is_named(stage: Stage) -> None:

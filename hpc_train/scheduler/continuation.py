@@ -24,7 +24,7 @@ from hpc_train.files import read_text, write_atomic
 from hpc_train.job.loader import LoadedJob, RecordedJob, changed_values, revise_job
 from hpc_train.run.journal import Journal, read_journal
 from hpc_train.run.layout import RunDir, SubmissionDir
-from hpc_train.scheduler.job_records import read_submit_records
+from hpc_train.scheduler.job_records import is_noted, read_submit_records
 from hpc_train.scheduler.kinds import make_backend
 from hpc_train.scheduler.planning import choose_launch, plan_for
 from hpc_train.scheduler.records import read_records
@@ -69,7 +69,7 @@ def requeue(run: RunDir, environ: Mapping[str, str]) -> str:
 
         def start() -> Submitted:
             newest = run.newest_submission()
-            is_submitted = newest is not None and newest.submit.exists()
+            is_submitted = newest is not None and is_noted(newest)
             if is_submitted and view.job_id and make_backend(view.scheduler).requeue(view.job_id, view.job):
                 return Submitted(run, view.job_id, view.scheduler, ())
             plan, request = _plan_same(run, number)
@@ -151,12 +151,13 @@ def find_job_ids(run: RunDir) -> dict[str, list[str]]:
 
 
 def _find_unnoted(run: RunDir) -> tuple[SubmissionDir, Site, str] | None:
-    """The job of a newest submission whose command was killed after the scheduler had taken it, None if there is none.
+    """The job of a newest submission that no record tells, None if there is none.
 
+    Its command was killed after the scheduler had taken it, or the record has been damaged since.
     Raises: SchedulerError if the scheduler does not answer; SiteError, OSError.
     """
     newest = run.newest_submission()
-    if newest is None or newest.submit.exists():
+    if newest is None or is_noted(newest):
         return None
     site = site_from_json(read_text(newest.site), str(newest.site))
     job_id = make_backend(site.scheduler.kind).find(run, newest)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from hpc_train.files import read_json, why_unreadable
 from hpc_train.run.jobs import standing_jobs
-from hpc_train.run.layout import RunDir
+from hpc_train.run.layout import RunDir, SubmissionDir
 
-__all__ = ["NO_RECORD", "bad_record", "newest_records", "read_submit_records"]
+__all__ = ["NO_RECORD", "bad_record", "is_noted", "newest_records", "read_submit_records"]
 
 NO_RECORD = {"job_id": "", "scheduler": "", "site": ""}
 
@@ -39,6 +39,19 @@ def newest_records(run: RunDir) -> list[dict[str, str]]:
     """The newest job, and the one before if the newest one goes on after it: while that runs, the newest waits."""
     newest = _numbered_records(run)[:2]
     return [record for number, record in newest if number == newest[0][0]]
+
+
+def is_noted(submission: SubmissionDir) -> bool:
+    """Whether the record that tells a submission's job is there and whole.
+
+    Raises: OSError if it is there and cannot be read: a whole record must not be written over.
+    """
+    try:
+        return bool(str(read_json(submission.submit, limit=64 << 10)["job_id"]))
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return False  # damaged
 
 
 def bad_record(run: RunDir) -> str:

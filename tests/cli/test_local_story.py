@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_train.run.layout import RunDir
 from tests.cli.conftest import ROOT, Shell
 from tests.scheduler.making import bare_environment, wait_for
 
@@ -85,3 +86,16 @@ def test_a_cancelled_run_ends_and_goes_on_only_when_it_is_asked_to(machine: Shel
     machine.ok("requeue", run)
     assert wait_state(machine, run, "completed", "failed", "held", "cancelled") == "completed"
     assert machine.ok("cancel", run) == f"{run} had completed; nothing to cancel\n"
+
+
+@pytest.mark.parametrize("text", ["{", '{"job_id": ""}', "[]"])
+def test_a_run_whose_submit_record_is_damaged_does_not_run_twice(machine: Shell, text: str) -> None:
+    name = submit(machine, "")
+    run = RunDir(Path(machine.json("status", name)[0]["run_dir"]))
+    wait_for(lambda: "program runs" in machine.run("logs", name).stdout, "the program runs", timeout_s=60)
+    run.submission(0).submit.write_text(text)
+    assert "its job local:" in (said := machine.fails(78, "requeue", name)) and "is running" in said
+    assert machine.json("status", name)[0]["state"] == "running"  # the record was written anew
+    run.submission(0).submit.write_text(text)
+    assert machine.ok("cancel", name).startswith(f"{name} cancelled")
+    assert [each.number for each in run.submissions()] == [0]

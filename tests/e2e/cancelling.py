@@ -132,7 +132,7 @@ def after_requeue(lab: Lab, run: RunDir) -> list[str]:
     """Let the run go on to its end, and what is wrong with the whole."""
     # By what lies on the disk: a rank that is ended between the rename and the journal's line has committed too.
     entry = newest(run.checkpoints)
-    committed, journal = entry.step if entry is not None else 0, read_journal(run)
+    committed, journal = (entry.step or 0) if entry is not None else 0, read_journal(run)
     earlier = len(run.attempts())
     (run.path / "settle").touch()
     asked = lab.hpc_train("requeue", run.path, timeout=150)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from hpc_train.diagnosis.tracebacks import Traceback, find_tracebacks
 __all__ = ["EXCEPTION", "Finding", "diagnose", "fill_in"]
 
 EXCEPTION = "python-exception"  # the pattern of an exception that no other pattern knows
+MISSING_FILE = "file-missing"
 MAX_CANDIDATES = 500  # lines of one needle in one stretch of a log that are looked at
 
 _PATHS = ("dataset", "checkpoints")  # groups that hold a whole path, and nothing else
@@ -69,8 +70,9 @@ def diagnose(logs: Sequence[Log], patterns: Sequence[Pattern] | None = None) -> 
     counts: dict[str, int] = {}
     logs = [last_start(log) for log in logs]
     for number, log in enumerate(logs):
-        found = list(_scan(log, number, known))
-        for hit in [*found, *_exceptions(log, number, found, known)]:
+        tracebacks = find_tracebacks(log)
+        found = _without_missing_files_of_ours(_scan(log, number, known), tracebacks)
+        for hit in [*found, *_exceptions(log, number, found, known, tracebacks)]:
             name = hit.pattern.id
             firsts[name] = min(firsts.get(name, hit), hit, key=lambda each: each.order)
             counts[name] = counts.get(name, 0) + 1
@@ -92,6 +94,19 @@ def fill_in(text: str, finding: Finding | None, **values: str) -> str:
 def _without_doubles(hits: list[_Hit]) -> list[_Hit]:
     """One line is one event: only the best pattern of each line stays."""
     return list({hit.order[:3]: hit for hit in reversed(hits)}.values())[::-1]
+
+
+def _without_missing_files_of_ours(hits: Iterable[_Hit], tracebacks: Sequence[Traceback]) -> list[_Hit]:
+    """An error of ours tells more than the FileNotFoundError that it was raised from: of what the file is a part."""
+    hits = list(hits)
+    told = {hit.order[1:3] for hit in hits}
+    dropped = {
+        (traceback.part, line.start)
+        for traceback in tracebacks
+        if "hpc_train." in traceback.told.text and (traceback.part, traceback.told.start) in told
+        for line in traceback.raised[:-1]
+    }
+    return [hit for hit in hits if hit.pattern.id != MISSING_FILE or hit.order[1:3] not in dropped]
 
 
 def _scan(log: Log, number: int, patterns: Sequence[Pattern]) -> Iterator[_Hit]:
@@ -139,13 +154,15 @@ def _host_groups(text: str) -> tuple[str | None, ...]:
     return match.groups() if match else ()
 
 
-def _exceptions(log: Log, number: int, found: Sequence[_Hit], patterns: Sequence[Pattern]) -> Iterator[_Hit]:
+def _exceptions(
+    log: Log, number: int, found: Sequence[_Hit], patterns: Sequence[Pattern], tracebacks: Sequence[Traceback]
+) -> Iterator[_Hit]:
     """Exceptions that no pattern knows: those whose lines are known are told by that pattern already."""
     pattern = next((each for each in patterns if each.id == EXCEPTION), None)
     if pattern is None:
         return
     told = {hit.order[1:3] for hit in found if hit.pattern.tier in ("cause", "hint", "follower")}
-    for traceback in find_tracebacks(log):
+    for traceback in tracebacks:
         if not _is_told(log, traceback, told):
             line = traceback.told
             yield _Hit(pattern, line, line.start, {}, (number, traceback.part, line.start, 0))

@@ -36,6 +36,8 @@ _HOLD = {
     "no_space": "free space or raise the quota, then: hpc-train requeue RUN",
     "io": "see to the file system, then: hpc-train requeue RUN",
 }
+# On this machine alone, which gives each job all its memory.
+_HOLD_HERE = {"out_of_memory": "give it fewer ranks (hpc-train resume RUN --ranks-per-node N), or a smaller batch"}
 # The rank that tells of a lost peer is not the one that was lost: peer_lost blames no node.
 _SUSPECT_NODE = ("infrastructure", "hang", "node_fail")
 _CLASS_OF_ENDER = {NODE_FAILURE: "node_fail", PREEMPTION: "preempted", REQUEUE: "preempted"}
@@ -262,7 +264,7 @@ def _word(mark: ExitMark, evidence: Evidence, limits: Limits) -> tuple[str, str]
         kind = mark.cause.partition(":")[0] if failure == "data" else ""
         return "stop", _NEVER_OF_DATA.get(kind, _NEVER[failure])
     if failure in _HOLD:
-        return "hold", _HOLD[failure]
+        return "hold", _HOLD[failure] if limits.can_move else _HOLD_HERE.get(failure, _HOLD[failure])
     if failure == "superseded":
         return "stop", "another attempt goes on with the run"
     if not limits.can_continue:

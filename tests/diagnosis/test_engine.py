@@ -53,6 +53,30 @@ def test_the_root_cause_comes_first(texts: list[str], pattern: str, rank: int | 
     assert (found.pattern.id, found.rank, found.place) == (pattern, rank, place)
 
 
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/scratch/u/books/manifest.json'\n"
+CHAINED = """Traceback (most recent call last):
+  File "manifest.py", line 3, in read
+%s
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/home/u/train.py", line 12, in <module>
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "pattern"),
+    [
+        ("hpc_train.errors.DataError: /scratch/u/books: no dataset: it has no manifest.json", "data"),
+        ("RuntimeError: cannot start", "file-missing"),  # says less than what it was raised from
+    ],
+)
+def test_an_error_of_ours_tells_more_than_the_missing_file_behind_it(last: str, pattern: str) -> None:
+    found = first(CHAINED % (MISSING, last))
+    assert found.pattern.id.startswith(pattern)
+
+
 def test_interleaved_tracebacks_of_labelled_ranks_are_told_apart() -> None:
     lines = []
     for left, right in zip(RAISED.splitlines(), RAISED.replace("rank5", "rank2").replace("labels", "x").splitlines()):

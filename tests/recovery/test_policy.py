@@ -311,3 +311,10 @@ def test_a_failure_without_progress_ends_after_so_many_times() -> None:
 def test_class_data_names_the_command_that_shows_the_damage(cause: str, said: str) -> None:
     decision = decide(replace(ENDED, **end_of("data", cause=cause)), LIMITS)
     assert (decision.word, said in decision.reason) == ("stop", True), decision.reason
+
+
+def test_memory_is_asked_for_only_where_somebody_gives_it_out() -> None:
+    evidence = replace(ENDED, **end_of("out_of_memory"))
+    assert "--memory SIZE" in decide(evidence, LIMITS).reason
+    here = decide(evidence, replace(LIMITS, can_move=False)).reason
+    assert "--memory" not in here and "--ranks-per-node" in here

@@ -132,6 +132,7 @@ class Checkpointer:
             if problems:
                 self._tell_fallback(candidate, steps[: len(problems)], problems[0])
             self._world.record("resumed", step=candidate)
+            self._tell_other_owner(candidate)
             if resize is not None:
                 self._tell_resize(candidate, resize, is_training=per_rank is not None)
             return candidate
@@ -162,6 +163,16 @@ class Checkpointer:
         log_at = log.warning if self._world.rank == 0 else log.info
         log_at("loaded checkpoint step %d in place of %d newer ones that are damaged", step, len(damaged))
         self._world.record("fallback", step=step, damaged=damaged[:20], problem=problem[:1000])
+
+    def _tell_other_owner(self, step: int) -> None:
+        """Of two runs with one fixed root the second goes on where the first has ended, and may have nothing to do."""
+        owner = self._root.other_owner() if self._world.rank == 0 else ""
+        if owner:
+            self._world.record("loaded_from", step=step, run=owner)
+            log.warning(
+                "checkpoint step %d in %s was saved by another run (%s): this one goes on from it, and cannot save "
+                "there; to begin anew give this run a root of its own", step, self.root, owner,
+            )  # fmt: skip
 
     def _tell_resize(self, step: int, resize: Resize, *, is_training: bool) -> None:
         """Say aloud that the run is no longer the one of the other size, bit for bit."""

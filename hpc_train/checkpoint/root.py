@@ -110,6 +110,16 @@ class Root:
                 f" remove {OWNER_NAME} there if the other one has ended (loading from it is allowed without)"
             )
 
+    def other_owner(self) -> str:
+        """Which other run these checkpoints belong to, "" where they are this one's, nobody knows, or this is no run."""
+        if self._run == STANDALONE:
+            return ""
+        try:
+            owner = read_json(self.path / OWNER_NAME)["run"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        return owner if isinstance(owner, str) and owner not in (self._run, STANDALONE) else ""
+
     def heal(self) -> None:
         """Put back what a kill caught between the two renames of a replacement.
 

@@ -30,7 +30,9 @@ from hpc_train.recovery.predecessor import ask_ender
 from hpc_train.run.index import open_run
 from hpc_train.run.jobs import read_jobs, record_job
 from hpc_train.run.journal import Journal, read_journal
+from hpc_train.run.kept import describe_gone
 from hpc_train.run.layout import AttemptDir, RunDir
+from hpc_train.run.marks import CODE_OF_CLASS
 from hpc_train.run.ownership import check_submission, take_ownership
 from hpc_train.run.reserve import DECISION, keep_reserve, with_reserve
 
@@ -88,7 +90,8 @@ def _begin(run: RunDir, submission: int) -> str:
     check_submission(run, submission)
     if attempts:
         before, is_other_job = _decide_before(run, attempts[-1], submission)
-        asked_again = last_cleared_attempt(read_journal(run, without=("step",))) >= attempts[-1].number
+        events = read_journal(run, without=("step",))
+        asked_again = last_cleared_attempt(events) >= attempts[-1].number
         # Somebody outside had ended that attempt. That this start happens at all says it was preemption, a node, or an
         # administrator's requeue, not the time limit: after that Slurm starts nothing by itself. A successor starts
         # whatever that was.
@@ -96,6 +99,14 @@ def _begin(run: RunDir, submission: int) -> str:
         if before.word in ("hold", "stop", "done") and not (asked_again or is_outside):
             tell(f"hpc-train: not started again: {before.reason}")
             return f"{'stop' if before.word == 'done' else before.word} {before.code}"
+        if gone := describe_gone(run, events):  # all that was done so far would be done again without a word
+            if not asked_again:
+                tell(
+                    f"hpc-train: not started again: {gone}; is its file system mounted on {socket.gethostname()}? "
+                    f"Once they are back, or to begin anew without them: hpc-train requeue {run.name}"
+                )
+                return f"hold {CODE_OF_CLASS['io']}"
+            tell(f"hpc-train: {gone}; its person let it go on all the same")
     keep_reserve(run, read_limits(run, submission).num_ranks)
     owner = take_ownership(run, submission)
     attempt = run.attempt(owner.attempt)

@@ -90,6 +90,8 @@ def gather(
     """
     events = read_journal(run, without=("step",))
     before = [event for event in events if 0 <= event.attempt < attempt.number]
+    own = [event for event in events if event.attempt == attempt.number]
+    committed, newest = last_commit(own), _newest_commit(before)
     cleared = last_cleared_attempt(events)
     marks, finished, ready = read_marks(attempt), set(_names(attempt.finished)), _names(attempt.ready)
     told = {mark.writer for mark in marks} | finished
@@ -102,8 +104,8 @@ def gather(
         launcher_code=launcher_code,
         marks=marks,
         silent=[(rank, _node_of_ready(attempt, rank)) for rank in silent],
-        start_step=last_commit(before),
-        last_commit=last_commit([event for event in events if event.attempt <= attempt.number]),
+        start_step=newest if committed is None else _to_exceed(before, own, cleared),
+        last_commit=newest if committed is None else committed,
         past=_past(run, attempt.number, cleared),
         cleared=cleared,
         stop_reason=_stop_reason(attempt),
@@ -113,6 +115,36 @@ def gather(
         seen_to_end=_seen_to_end(attempt),
         ended_by=ended_by,
     )
+
+
+def _to_exceed(before: list[Event], own: list[Event], cleared: int) -> int | None:
+    """The step that a commit of an attempt must exceed to be progress, None where any is.
+
+    That from which the attempt went on: it may have gone back on purpose, or because newer checkpoints are damaged or
+    gone. But to come as far as an earlier attempt from the same step is none. An attempt that tells nothing of where it
+    went on may have begun anew, and must exceed all that there was.
+    """
+    start = _resumed(own)
+    if start is None:
+        return last_commit(before)
+    again = [last_commit(events) for events in _by_attempt(before, cleared) if _resumed(events) == start]
+    return max([start, *(step for step in again if step is not None)])
+
+
+def _newest_commit(before: list[Event]) -> int | None:
+    """The step of the newest commit: of the last attempt that has one, which may lie before those of earlier ones."""
+    steps = [last_commit(events) for events in _by_attempt(before, -1)]
+    return next((step for step in reversed(steps) if step is not None), None)
+
+
+def _by_attempt(events: list[Event], after: int) -> list[list[Event]]:
+    numbers = sorted({event.attempt for event in events if event.attempt > after})
+    return [[event for event in events if event.attempt == number] for number in numbers]
+
+
+def _resumed(events: list[Event]) -> int | None:
+    steps = [event.fields.get("step") for event in events if event.event == "resumed"]
+    return next((step for step in reversed(steps) if isinstance(step, int)), None)
 
 
 def _seen_to_end(attempt: AttemptDir) -> frozenset[int]:

@@ -23,6 +23,7 @@ from hpc_train.errors import SchedulerError, SpecError, from_os_error
 from hpc_train.files import read_text, write_atomic
 from hpc_train.job.loader import LoadedJob, RecordedJob, changed_values, revise_job
 from hpc_train.run.journal import Journal, read_journal
+from hpc_train.run.kept import describe_gone
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.job_records import is_noted, read_submit_records
 from hpc_train.scheduler.kinds import make_backend
@@ -96,7 +97,10 @@ def resume(run: RunDir, flags: Mapping[str, Any], environ: Mapping[str, str]) ->
         revision = _revise(run, number, flags, environ)
         _tell(run, "resume_asked", submission=number, changed=[key for key, _, _ in revision.changed])
         done = _uncancelled(run, was_cancelled, lambda: add_submission(revision.plan, revision.request, environ))
+        gone = describe_gone(run, read_journal(run, without=("step",)))
         warnings = (*done.warnings, *remarks_on(revision.plan, environ), *_drop_held(view))
+        if gone:
+            warnings = (*warnings, f"{gone}; without them it begins anew")
     return Resumed(done, revision.changes, warnings)
 
 

@@ -17,27 +17,7 @@ from hpc_train.checkpoint import Checkpointer, list_checkpoints, rng_state, veri
 from hpc_train.checkpoint.catalogue import newest
 from hpc_train.checkpoint.names import in_progress_name
 from hpc_train.errors import CheckpointError, NoSpaceError, Superseded, UsageError
-from hpc_train.world import SoloWorld
-
-
-class RunWorld(SoloWorld):
-    """One rank inside a run: remembers its records, and may have lost the run."""
-
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__()
-        self.run_dir = run_dir
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.is_superseded = False
-        self.fences_left: int | None = None  # so many looks still find this attempt the owner
-
-    def record(self, event: str, **fields: Any) -> None:
-        self.events.append((event, fields))
-
-    def fence(self) -> None:
-        if self.fences_left is not None:
-            self.fences_left -= 1
-        if self.is_superseded or (self.fences_left or 0) < 0:
-            raise Superseded("another attempt owns the run")
+from tests.checkpoint.run_world import RunWorld
 
 
 def state(value: float) -> dict[str, Any]:
@@ -218,13 +198,22 @@ def test_a_superseded_attempt_does_not_clear_away_what_its_successor_writes(tmp_
     assert of_successor.is_dir()
 
 
-def test_another_run_may_load_from_a_root_but_not_save_into_it(tmp_path: Path) -> None:
+def test_another_run_may_load_from_a_root_is_told_so_and_may_not_save_into_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     root = tmp_path / "root"
     Checkpointer(root, world=RunWorld(tmp_path / "one")).save(1, state(1.0))
-    other = Checkpointer(root, world=RunWorld(tmp_path / "two"))
-    assert other.load(state(0.0)) == 1
+    world = RunWorld(tmp_path / "two")
+    other = Checkpointer(root, world=world)
+    with caplog.at_level(logging.WARNING):
+        assert other.load(state(0.0)) == 1
+    assert f"was saved by another run ({tmp_path / 'one'})" in caplog.text
+    assert ("loaded_from", {"step": 1, "run": str(tmp_path / "one")}) in world.events
+    caplog.clear()
+    assert Checkpointer(root).load(state(0.0)) == 1  # somebody who looks into it
+    assert not caplog.records
     with pytest.raises(CheckpointError, match=r"belongs to the run .*/one.*remove owner\.json"):
         other.save(2, state(2.0))
 

@@ -175,3 +175,40 @@ def test_a_stop_record_that_cannot_be_read_is_no_reason(run: RunDir) -> None:
     attempt.stop.write_text('{"reason')
     write_mark(attempt, mark("terminated", 0))
     assert gather(run, attempt, 1).stop_reason == ""
+
+
+def commits(run: RunDir, attempt: AttemptDir, *steps: int, resumed: int | None = None) -> None:
+    """What an attempt's rank 0 tells of where it went on, and of what it saved."""
+    journal = Journal(run, "rank0", attempt.number)
+    if resumed is not None:
+        journal.append("resumed", step=resumed)
+    for step in steps:
+        journal.append("commit", step=step)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "made_progress", "newest"),
+    [
+        # went back to an older checkpoint, on purpose or because newer ones are damaged or gone
+        ([(None, (50, 100)), (20, (25, 30))], True, 30),
+        ([(None, (50, 100)), (20, (25, 30)), (30, (35,))], True, 35),
+        ([(None, (50, 100)), (20, (25, 30)), (30, ())], False, 30),
+        ([(None, (50, 100)), (20, ())], False, 100),
+        ([(None, (25, 30)), (25, (30,))], True, 30),
+        # always back to the same step, and no further than before
+        ([(None, (50, 100)), (20, (30,)), (20, (30,))], False, 30),
+        ([(None, (50, 100)), (20, (30,)), (20, (30, 40))], True, 40),
+        # a program that tells nothing of where it goes on may begin anew each time
+        ([(None, (5, 10)), (None, (5,))], False, 5),
+        ([(None, (5, 10)), (None, (5,)), (None, (5, 10))], False, 10),
+        ([(None, (5, 10)), (None, (15,))], True, 15),
+    ],
+)
+def test_progress_is_a_commit_beyond_where_the_attempt_went_on(
+    run: RunDir, attempts: list[tuple[int | None, tuple[int, ...]]], made_progress: bool, newest: int
+) -> None:
+    for resumed, steps in attempts:
+        attempt = start_attempt(run, NODES)
+        commits(run, attempt, *steps, resumed=resumed)
+    evidence = gather(run, attempt, 1, num_ranks=4)
+    assert (evidence.made_progress, evidence.last_commit) == (made_progress, newest)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.batch_stage import ROOT, Stage
+from tests.scheduler.batch_stage import ROOT, SAVES, Stage
 from tests.scheduler.making import log_call, wait_for, write_program
 
 
@@ -230,6 +230,20 @@ def test_a_setup_line_that_changes_the_shells_rules_loses_no_decision(stage: Sta
     decided, queue_says = (stage.bin / "decided").read_text().splitlines()
     assert decided.endswith("--code 3") and queue_says == "0"
     assert stage.calls[1:] == ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList=n2"]
+
+
+@pytest.mark.parametrize("event", ["ERR", "DEBUG", "RETURN"])
+def test_a_trap_of_a_setup_line_neither_ends_the_shell_nor_gets_into_its_answers(stage: Stage, event: str) -> None:
+    rules = ["set -eETuo pipefail", f"trap 'echo \"trapped in line $LINENO\"; [ {event} != ERR ] || exit 1' {event}"]
+    stage.render(f"setup = {json.dumps(rules)}")
+    stage.answers(rank=SAVES, decide='echo "${*:4}" >"$here/decided"; echo again 75 -')
+    process = stage.start()
+    wait_for((stage.run.attempt(0).ready / "0").exists, "the rank is ready")
+    process.send_signal(signal.SIGUSR2)  # the wall time comes near: `wait` ends with a code of its own
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert (stage.bin / "decided").read_text().endswith("--code 75\n")
+    assert stage.calls[-1] == "scontrol requeue 77"
 
 
 def test_no_process_number_is_left_to_the_shells_splitting() -> None:

@@ -14,12 +14,11 @@ from typing import Any
 
 from hpc_train.bootstrap.attachment import find_attachment
 from hpc_train.bootstrap.choice import Choice, choose
-from hpc_train.errors import BootstrapError
-from hpc_train.launch.failure import one_line
+from hpc_train.errors import SpecError
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.network import interface_towards, list_interfaces
 from hpc_train.launch.page import attached_page
-from hpc_train.launch.rendezvous import rendezvous_address
+from hpc_train.launch.rendezvous import REACH_S, rendezvous_address, require_reachable
 from hpc_train.world import World, on_root
 
 __all__ = ["init"]
@@ -36,7 +35,8 @@ def init(*, process_group: bool | None = None, timeout_s: float = 1800.0) -> Wor
     is set lower.
     Returns: the same World on every later call.
     Raises: SiteError if the ranks found are not those declared, or MPI cannot start here; SpecError if nothing joins
-    several ranks; BootstrapError if they cannot reach each other; Superseded if another attempt owns the run.
+    several ranks, or in a process that a rank of MPI has spawned; BootstrapError if they cannot reach each other;
+    Superseded if another attempt owns the run.
     """
     global _world
     if _world is None:
@@ -85,6 +85,7 @@ def _device(local_rank: int) -> str:
 def _mpi_world(choice: Choice, with_group: bool, timeout_s: float) -> World:
     from hpc_train.bootstrap.mpi import MpiWorld, require_company, start_mpi
 
+    _refuse_in_worker()
     page = attached_page()
     # With a limit: a rank that is killed before it gets here is waited for by all others, inside MPI_Init.
     phase = page.enter("start of MPI", timeout_s) if page is not None else 0
@@ -99,6 +100,15 @@ def _mpi_world(choice: Choice, with_group: bool, timeout_s: float) -> World:
         _join_group_over_mpi(world, timeout_s)
     world.device = _device(world.local_rank)
     return world
+
+
+def _refuse_in_worker() -> None:
+    """A spawned process imports the program again: to MPI it would be its rank once more, and both would crash."""
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":  # in a rank it is another name of main
+        raise SpecError(
+            "hpc_train.init() was called in a process that multiprocessing started, as a data worker: it imports the "
+            'program again. Put all but definitions under `if __name__ == "__main__":`, or have data workers forked'
+        )
 
 
 def _join_group_over_mpi(world: World, timeout_s: float) -> None:
@@ -118,13 +128,9 @@ def _join_group_over_mpi(world: World, timeout_s: float) -> None:
     interface = interface_towards(list_interfaces(), address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface.name)
-    try:
-        store = hosted[0] if hosted else dist.TCPStore(address, port, is_master=False)
-    except RuntimeError as error:
-        raise BootstrapError(
-            f"rank {world.rank} on {world.node} cannot reach rank 0 at {address}:{port} ({one_line(error)}); "
-            "name an interface that all nodes share in the site's rendezvous.interfaces"
-        ) from error
+    if not hosted:
+        require_reachable(address, port, rank=world.rank, limit_s=min(timeout_s, REACH_S))
+    store = hosted[0] if hosted else dist.TCPStore(address, port, is_master=False)
     dist.init_process_group(
         _backend(world.local_rank, _has_own_gpu(world)),
         store=dist.PrefixStore(f"hpc-train-{world.attempt}", store),

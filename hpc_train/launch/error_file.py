@@ -1,8 +1,8 @@
-"""What a program under torch's `@record` wrote before it failed.
+"""What a program left in files before it ended: that it stopped on request, or what torch's `@record` wrote.
 
-Apart because the file is the program's: it may be missing, torn, or anything else. It is the only word that a Python
-program behind a shell script leaves; one that runs in the shim's process tells more through the page. Standard library
-only.
+Apart because the files are the program's: they may be missing, torn, or anything else. They are the only words that a
+Python program behind a shell script or torchrun leaves; one that runs in the shim's process tells more through the
+page. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from typing import Any
 from hpc_train.files import read_json
 from hpc_train.launch.ending import Ending
 from hpc_train.launch.failure import one_line
+from hpc_train.run.marks import CODE_OF_CLASS
 
-__all__ = ["with_recorded_error"]
+__all__ = ["with_recorded_error", "with_recorded_stop"]
 
 MAX_BYTES = 1 << 20  # a long traceback
+
+
+def with_recorded_stop(ending: Ending, path: Path) -> Ending:
+    """Stopped, where a process below the program ended by Stopped and what started it (torchrun) calls that a failure.
+
+    Args:  path: what `StopRequest` wrote in that process.
+    """
+    text = _read(path) if ending.failure == "program" else ""
+    return Ending("stopped", text, CODE_OF_CLASS["stopped"]) if text else ending
 
 
 def with_recorded_error(ending: Ending, path: Path) -> Ending:

@@ -6,17 +6,27 @@ tell this signal from the one that means the end. Standard library only.
 
 from __future__ import annotations
 
+import functools
+import importlib.abc
+import importlib.machinery
 import os
 import signal
-from types import FrameType
+import sys
+import weakref
+from collections.abc import Sequence
+from types import FrameType, ModuleType
+from typing import Any
 
 __all__ = ["outlive_first_sigterm"]
+
+_DATALOADER = "torch.utils.data.dataloader"
 
 
 def outlive_first_sigterm() -> None:
     """Take the first SIGTERM of this process for a notice; its monitor asks it to stop. The second one ends it.
 
-    Call it in the program's main thread, before the program; one that handles SIGTERM itself replaces this.
+    The workers of torch's DataLoader outlive both, and end with the program: without them it could not go on to where
+    it saves. Call it in the program's main thread, before the program; one that handles SIGTERM itself replaces this.
     """
     owner = os.getpid()
     was_noticed = False
@@ -31,3 +41,71 @@ def outlive_first_sigterm() -> None:
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, notice)
+    sys.meta_path.insert(0, _DataLoaderFinder())
+
+
+class _DataLoaderFinder(importlib.abc.MetaPathFinder):
+    """Shields torch's data workers once the program imports what starts them; importing it here would cost seconds."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _DATALOADER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _shield_workers(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _shield_workers(dataloader: Any) -> None:
+    """Data workers of this process are started with SIGTERM blocked, and where torch would send it they are killed.
+
+    Blocked, because forked and spawned workers have that from their first instruction, and torch installs a handler of
+    its own there, which dies of any SIGTERM but the parent's. SIGKILL is no harder an end than that handler's, which
+    leaves by _exit. Whatever ends the program, its monitor kills what is left below it, and workers look for their
+    parent themselves.
+    """
+    iterator = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
+    if iterator is None:  # another torch
+        return
+    start = iterator.__init__
+
+    @functools.wraps(start)
+    def start_shielded(self: Any, loader: Any) -> None:
+        import multiprocessing.resource_tracker  # here: each rank's monitor imports this module, and never needs it
+
+        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+        if method == "forkserver":  # its server would pass the blocked signal on to processes that are no data workers
+            start(self, loader)
+            return
+        if method == "spawn":  # starting the tracker would unblock the signal again
+            multiprocessing.resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            start(self, loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for worker in getattr(self, "_workers", ()):
+                process = worker._popen
+                process.terminate = functools.partial(_kill, dataloader, weakref.ref(self), weakref.ref(process))
+
+    iterator.__init__ = start_shielded
+
+
+def _kill(dataloader: Any, iterator: weakref.ref[Any], process: weakref.ref[Any]) -> None:
+    """End a data worker whose program wants no more of it; torch must not take that for a failure."""
+    owner, worker = iterator(), process()
+    if owner is not None and getattr(owner, "_worker_pids_set", False):
+        dataloader._utils.signal_handling._remove_worker_pids(id(owner))
+        owner._worker_pids_set = False
+    if worker is not None:
+        worker.kill()

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hpc_train.files import read_json, write_atomic, write_json
 from hpc_train.launch.ending import Circumstances, Ending, how_it_ended
-from hpc_train.launch.error_file import with_recorded_error
+from hpc_train.launch.error_file import with_recorded_error, with_recorded_stop
 from hpc_train.launch.fence import OwnerWatch, monitors_beside
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.kernel import become_subreaper, count_oom_kills, end_leftovers, is_stuck_state, process_state
@@ -238,10 +238,11 @@ class Monitor:
 
     def _note_words(self, page: Snapshot) -> None:
         """The mark before the end: once this rank's program is gone, the launcher may kill this monitor at once."""
-        if self._has_noted_words or page.failure == "stopped":
+        words = with_recorded_stop(Ending(page.failure, page.cause, page.code or 1), self.attempt.stopped)
+        if self._has_noted_words or words.failure == "stopped":
             return
         self._has_noted_words = True
-        self._mark(Ending(page.failure, page.cause, page.code or 1))
+        self._mark(words)
         self.page.note()
 
     def _judge(self, now: float) -> Verdict | None:
@@ -283,6 +284,7 @@ class Monitor:
             self._mark_finished(is_abrupt=self.is_guarded and page.state != FINISHED)
             self._end_leftovers()
             return self._await_all() if self.identity.rank == 0 else 0
+        ending = with_recorded_stop(ending, self.attempt.stopped)
         if not self._has_noted_words:
             self._mark(ending if page.failure else with_recorded_error(ending, self._error_file))
         self._end_leftovers()

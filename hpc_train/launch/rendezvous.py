@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from hpc_train.errors import BootstrapError
 from hpc_train.files import read_json, write_json
+from hpc_train.launch.failure import one_line
 from hpc_train.launch.identity import Identity
 from hpc_train.launch.network import choose_interface, interface_towards, list_interfaces
 from hpc_train.launch.page import FINISHED, Page
@@ -28,12 +30,15 @@ __all__ = [
     "join_rendezvous",
     "keep_store",
     "rendezvous_address",
+    "require_reachable",
     "start_store_process",
     "torch_is_installed",
 ]
 
 # Rank 0 imports torch from a cold parallel file system in this time. Should it fail instead, the launcher ends us.
 WAIT_S = 600.0
+# A store that listens answers at once, but of ten thousand ranks that connect together some ask several times.
+REACH_S = 120.0
 
 _stores: list[Any] = []  # kept to the end of the process: other ranks may still ask while they shut down
 
@@ -54,11 +59,15 @@ def host_store(address: str) -> Any:
     return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
 
 
-def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool) -> None:
+def join_rendezvous(
+    path: Path, identity: Identity, *, wanted: tuple[str, ...], hosted: bool, reach_s: float = REACH_S
+) -> None:
     """Set MASTER_ADDR, MASTER_PORT and the store's variables of this process. Blocks until rank 0 has published.
 
     Args:  path: the attempt's rendezvous record.   hosted: a process of its own hosts the store (not this one).
-    Raises: BootstrapError if rank 0 publishes nothing within WAIT_S, or if the node has only loopback.
+    reach_s: how long the published address is tried.
+    Raises: BootstrapError if rank 0 publishes nothing within WAIT_S, if this rank cannot reach what it published, or if
+    the node has only loopback.
     """
     if identity.rank == 0 and not hosted:
         address, _ = rendezvous_address(identity, wanted)
@@ -68,6 +77,8 @@ def join_rendezvous(path: Path, identity: Identity, *, wanted: tuple[str, ...], 
     elif not hosted:
         importlib.import_module("torch")  # the program will need it: use the time until rank 0 is up
     record = _await_record(path)
+    if identity.rank != 0:
+        require_reachable(record["address"], record["port"], rank=identity.rank, limit_s=reach_s)
     os.environ["MASTER_ADDR"] = record["address"]
     os.environ["MASTER_PORT"] = str(record["port"])
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -96,6 +107,25 @@ def _set_interface(address: str) -> None:
     interface = interface_towards(list_interfaces(), address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface.name)
+
+
+def require_reachable(address: str, port: int, *, rank: int, limit_s: float = REACH_S) -> None:
+    """Connect once to what rank 0 hosts: torch would try for long, and not say who cannot reach whom.
+
+    Raises: BootstrapError if nothing answers within `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            socket.create_connection((address, port), max(0.1, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise BootstrapError(
+                    f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {address}:{port} "
+                    f"({one_line(error)}); name an interface that all nodes share in the site's rendezvous.interfaces"
+                ) from error
+        time.sleep(min(1.0, limit_s / 10))
 
 
 def _await_record(path: Path) -> dict[str, Any]:

@@ -42,6 +42,9 @@ _HOLD_HERE = {"out_of_memory": "give it fewer ranks (hpc-train resume RUN --rank
 _SUSPECT_NODE = ("infrastructure", "hang", "node_fail")
 _CLASS_OF_ENDER = {NODE_FAILURE: "node_fail", PREEMPTION: "preempted", REQUEUE: "preempted"}
 _SUSPECT_NODE_IF_TWICE = ("crash", "killed", "unknown")
+# What an end from outside can look like from within: a data worker that dies of Slurm's SIGTERM is an exception of the
+# program's own. What only a person can mend is not undone by it.
+_MAY_BE_FROM_OUTSIDE = ("stopped", "program", "killed", "crash", "terminated", "peer_lost", "unknown")
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
     if evidence.is_done:
         return Decision("done", "done", "all ranks ended cleanly", last_commit=evidence.last_commit)
     mark = find_cause(evidence, limits.num_ranks)
-    if mark.failure == "stopped" and evidence.ended_by == PREEMPTION:
+    if evidence.ended_by in (PREEMPTION, REQUEUE) and mark.failure in _MAY_BE_FROM_OUTSIDE:
         mark = replace(mark, failure="preempted")
     is_cancelled = evidence.is_cancelled or evidence.ended_by == CANCEL
     word, reason = ("stop", "cancelled by its user") if is_cancelled else _word(mark, evidence, limits)

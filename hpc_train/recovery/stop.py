@@ -6,15 +6,18 @@ ranks agree between two steps, and the program saves and leaves by raising Stopp
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
-from hpc_train.files import read_json
+from hpc_train.errors import Stopped
+from hpc_train.files import read_json, write_json
 from hpc_train.launch.page import attached_page
 from hpc_train.run.layout import RunDir
 from hpc_train.world import World
@@ -41,7 +44,8 @@ class StopRequest:
         self.reason = ""
         self._deadline: float | None = None
         run_dir = os.environ.get("HPC_TRAIN_RUN_DIR")
-        self._record = RunDir(Path(run_dir)).attempt(world.attempt).stop if run_dir else None
+        self._attempt = RunDir(Path(run_dir)).attempt(world.attempt) if run_dir else None
+        self._record = self._attempt.stop if self._attempt is not None else None
         self._next_look = 0.0
         # No handler where the page tells: spawned data workers inherit SIG_IGN, but would lose a handler and die.
         if self._page is None and threading.current_thread() is threading.main_thread():
@@ -72,6 +76,8 @@ class StopRequest:
         self._heard = True
         if not self.reason:
             self.reason, self._deadline = self._world.broadcast(self._read())
+            if self._attempt is not None and self._page is None:
+                _note_stopped(self._attempt.stopped)
         return True
 
     def _read(self) -> tuple[str, float | None]:
@@ -86,3 +92,16 @@ class StopRequest:
     def seconds_left(self) -> float | None:
         """Seconds until the attempt is ended by force; None where nobody said."""
         return None if self._deadline is None else max(0.0, self._deadline - time.time())
+
+
+def _note_stopped(path: Path) -> None:
+    """Have an uncaught Stopped written down: what stands between (torchrun, a script) makes a code of its own of it."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Stopped):
+            with contextlib.suppress(OSError):
+                write_json(path, {"message": f"{kind.__name__}: {error}"}, durable=False)
+        before(kind, error, trace)
+
+    sys.excepthook = hook

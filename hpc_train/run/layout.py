@@ -138,6 +138,11 @@ class AttemptDir:
         return self.path / "stop.json"
 
     @property
+    def stopped(self) -> Path:
+        """The words of a process that stopped on request under a launcher of its own, as torchrun (JSON)."""
+        return self.path / "stopped.json"
+
+    @property
     def rendezvous(self) -> Path:
         """Address of the store that rank 0 hosts (JSON)."""
         return self.path / "rendezvous.json"

@@ -116,12 +116,13 @@ def run_attempt(
     launcher: list[str] | None = None,
     mpi: Mpi = OPENMPI,
     meanwhile: Callable[[int, AttemptDir], None] | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> Ended:
     """Begin, launch and decide one attempt.
 
     Args:  launcher: the start of the launcher's command; None: mpirun with the declared ranks, 3.   mpi: whose mpirun
     and interpreter; the run must name the same.   meanwhile: called with the launcher's PID and the attempt while it
-    runs.
+    runs.   deadline_s: how long it may go on after that.
     """
     word, number, token = batch("begin", run).stdout.split()
     assert word == "go"
@@ -136,7 +137,7 @@ def run_attempt(
     try:
         if meanwhile is not None:
             meanwhile(process.pid, attempt)
-        code = process.wait(DEADLINE_S)
+        code = process.wait(deadline_s)
     finally:
         if process.poll() is None:
             process.terminate()

@@ -200,6 +200,51 @@ def test_torchrun_inside_a_run_makes_the_ranks_and_the_run_keeps_its_journal(tmp
     assert [event.fields["step"] for event in ended.events if event.event == "step"] == [7]
 
 
+STOPS_WITHIN = """
+import sys, time
+import hpc_train
+world = hpc_train.init()
+stop = hpc_train.StopRequest(world)
+began = time.time()
+while not stop.agreed():
+    assert time.time() < began + 50
+    time.sleep(0.05)
+if "fails" in sys.argv:
+    raise ValueError("the last save failed")
+raise hpc_train.Stopped(f"{stop.reason}, saved at step 3")
+"""
+INNER = {
+    "torchrun": [str(Path(PYTHON).with_name("torchrun")), "--standalone", "--nproc-per-node=2"],
+    "its module": [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    "script": ["bash", "-c", f'{PYTHON} "$@"; exit 1', "bash"],
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "argument", "expected"),
+    [
+        ("torchrun", "", ("stopped", 75, "again", "Stopped: wall time, saved at step 3; ")),
+        ("its module", "", ("stopped", 75, "again", "Stopped: wall time, saved at step 3; ")),
+        ("script", "", ("stopped", 75, "again", "Stopped: wall time, saved at step 3; ")),
+        ("script", "fails", ("program", 1, "stop", "the program left with code 1; ")),
+    ],
+)
+def test_a_stop_on_request_is_one_under_a_launcher_of_the_programs_own_too(
+    tmp_path: Path, launcher: str, argument: str, expected: tuple[str, int, str, str]
+) -> None:
+    program = write_program(tmp_path / "train.py", STOPS_WITHIN)
+    command = [*INNER[launcher], str(program), argument]
+    run = make_run(tmp_path / "run", command, launcher="none", mpi="none", num_ranks=1, ranks_per_node=1)
+
+    def record(pid: int, attempt: AttemptDir) -> None:
+        attempt.stop.write_text(json.dumps({"reason": "wall time", "deadline": time.time() + 60}))
+
+    ended = run_attempt(run, launcher=[], meanwhile=record)
+    decision = ended.decision
+    assert (decision.failure, decision.code, ended.word) == expected[:3], ended.log
+    assert decision.reason.startswith(expected[3])
+
+
 def test_a_peer_lost_in_gloo_is_not_the_cause_when_another_rank_failed(tmp_path: Path) -> None:
     text = """
     import sys, time, torch, torch.distributed as dist

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION
+from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION, REQUEUE
 from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide
 from hpc_train.run.marks import CODE_OF_CLASS
 from tests.run.records import mark
@@ -64,10 +64,20 @@ PREEMPTED = {**TERMINATED, "ended_by": PREEMPTION, "stop_reason": PREEMPTION}
         ({**end_of("killed"), "past": [past("preempted")] * 9}, {}, "again", "killed"),
         # saved in the time of grace: preempted too
         ({**end_of("stopped", code=75), "ended_by": PREEMPTION, **PROGRESS}, {}, "again", "preempted"),
+        # what its SIGTERM does within: a data worker dies, and the program raises that, at once and every time
+        ({**end_of("program"), "ended_by": PREEMPTION}, {}, "again", "preempted"),
+        ({**end_of("program"), "ended_by": REQUEUE, "past": [past("program")] * 9}, {}, "again", "preempted"),
+        ({**end_of("crash"), "ended_by": PREEMPTION, "past": [past("crash")] * 9}, {}, "again", "preempted"),
+        ({**end_of("killed"), "ended_by": PREEMPTION, "past": [past("killed")] * 9}, {}, "again", "preempted"),
+        ({**end_of("program"), "ended_by": PREEMPTION, "attempt": 49}, {}, "hold", "preempted"),
         # everything was killed at once: no node is to blame
         ({**PREEMPTED, "marks": (), "silent": [(n, f"n{n // 2}") for n in range(3)]}, {}, "again", "preempted"),
-        # what a rank did before is not undone by it
+        # what only a person can mend is not undone by it
         ({**end_of("config"), "ended_by": PREEMPTION, "stop_reason": PREEMPTION}, {}, "stop", "config"),
+        ({**end_of("usage"), "ended_by": PREEMPTION}, {}, "stop", "usage"),
+        ({**end_of("data"), "ended_by": PREEMPTION}, {}, "stop", "data"),
+        ({**end_of("no_space"), "ended_by": PREEMPTION}, {}, "hold", "no_space"),
+        ({**end_of("out_of_memory"), "ended_by": PREEMPTION}, {}, "hold", "out_of_memory"),
         ({**TERMINATED, "ended_by": PREEMPTION, "stop_reason": "wall time", **PROGRESS}, {}, "again", "preempted"),
         ({**TERMINATED, "ended_by": NODE_FAILURE, "stop_reason": NODE_FAILURE}, {}, "again", "node_fail"),
         # 75: saved on request; does not count as a failure
@@ -238,7 +248,7 @@ EVIDENCE = st.builds(
         st.builds(Past, st.sampled_from(CLASSES), st.sampled_from(["a", "b"]), st.booleans(), st.just("n0")), max_size=6
     ),
     stop_reason=st.sampled_from(["", "time limit"]),
-    ended_by=st.sampled_from(["", PREEMPTION, NODE_FAILURE]),
+    ended_by=st.sampled_from(["", PREEMPTION, NODE_FAILURE, REQUEUE]),
     abrupt=st.just(()) | st.just(((1, "n0"),)),
     num_started=st.integers(0, 4),
 )

@@ -23,19 +23,37 @@ _CALLERS = ("hpc_train.examples", "hpc_train.integrations")
 
 
 class MeetingWorld(AttachedWorld):
-    """A World of several ranks whose collectives begin with `_meet`; a subclass gives the two that carry it."""
+    """A World of several ranks whose collectives begin with `_meet`; a subclass gives what carries them."""
 
-    def _meet(self, kind: str) -> None:
-        """Wait for all ranks, and make sure that all have come for the same call. Collective: 16 bytes, one message.
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        with self.phase("barrier"):
+            self._meet("barrier")
 
-        Args:  kind: the collective, with what must be equal on all ranks.
+    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
+        """Sum, "min" or "max" over the ranks; the World says how large integers may be. Collective."""
+        carried = int(value) if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else None
+        sign = -1 if op == "min" else 0  # the complement turns the order of integers round, and has no overflow
+        with self.phase("allreduce"):
+            # The meeting itself brings the highest integer: a loop asks for one at each step.
+            is_odd, highest = self._meet(f"allreduce {op}", int(carried is None), (carried or 0) ^ sign)
+            if op in ("min", "max") and not is_odd:
+                return highest ^ sign
+            return self._reduce(value, op, is_whole=not is_odd)
+
+    def _meet(self, kind: str, *numbers: int) -> list[int]:
+        """Wait for all ranks, and make sure that all have come for the same call. Collective: one small message.
+
+        Args:  kind: the collective, with what must be equal on all ranks.   numbers: of 64 bits; as many on all ranks.
+        Returns: the highest of each of the numbers over all ranks.
         Raises: UsageError that names the calls and their ranks, the same on all ranks; they are in step again then.
         """
         name = f"{_entry(sys._getframe(2)) or 'the program'}: {kind}"
         number = zlib.crc32(name.encode())
-        highest, lowest = self._highest(number, -number)
+        # Of one length always: messages of two lengths would not meet.
+        highest, lowest, *found = self._highest([number, -number, *numbers, 0, 0][:4])
         if highest == -lowest:
-            return
+            return found
         calls = self._exchange((describe_call(sys._getframe()).text, name))
         is_told_apart = len({call for call, _ in calls}) > 1
         ranks_of: dict[str, list[int]] = {}
@@ -48,8 +66,12 @@ class MeetingWorld(AttachedWorld):
         )
 
     @abstractmethod
-    def _highest(self, first: int, second: int) -> tuple[int, int]:
-        """The highest of each of two 64-bit numbers over all ranks. Collective."""
+    def _highest(self, numbers: list[int]) -> list[int]:
+        """The highest of each of the 64-bit numbers over all ranks. Collective."""
+
+    @abstractmethod
+    def _reduce(self, value: int | float, op: str, *, is_whole: bool) -> int | float:
+        """As `allreduce`. Collective. `is_whole`: all ranks gave integers of 64 bits."""
 
     @abstractmethod
     def _exchange(self, words: tuple[str, str]) -> list[tuple[str, str]]:

@@ -48,11 +48,6 @@ class MpiWorld(MeetingWorld):
         self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
         self._in_place = MPI.IN_PLACE, MPI.INT64_T
 
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        with self.phase("barrier"):
-            self._meet("barrier")
-
     def broadcast(self, value: T, root: int = 0) -> T:
         """The root's value on every rank. Collective."""
         with self.phase("broadcast"):
@@ -67,18 +62,15 @@ class MpiWorld(MeetingWorld):
             result: list[T] = self.mpi.allgather(value)
         return result
 
-    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
-        """Sum, "min" or "max" over the ranks; Python integers stay exact at any size. Collective."""
-        with self.phase("allreduce"):
-            self._meet(f"allreduce {op}")
-            result: int | float = self.mpi.allreduce(value, op=self._ops[op])
-        return result
-
-    def _highest(self, first: int, second: int) -> tuple[int, int]:
+    def _highest(self, numbers: list[int]) -> list[int]:
         in_place, kind = self._in_place
-        box = array.array("q", (first, second))
+        box = array.array("q", numbers)
         self.mpi.Allreduce(in_place, [box, kind], op=self._ops["max"])
-        return box[0], box[1]
+        return list(box)
+
+    def _reduce(self, value: int | float, op: str, *, is_whole: bool) -> int | float:
+        result: int | float = self.mpi.allreduce(value, op=self._ops[op])  # Python integers stay exact at any size
+        return result
 
     def _exchange(self, words: tuple[str, str]) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = self.mpi.allgather(words)

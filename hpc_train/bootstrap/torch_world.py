@@ -50,11 +50,6 @@ class TorchWorld(MeetingWorld):
         dist.all_gather_object(nodes, node, group=self._group)
         return nodes[: dist.get_rank()].count(node), nodes.count(node)
 
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        with self.phase("barrier"):
-            self._meet("barrier")
-
     def broadcast(self, value: T, root: int = 0) -> T:
         """The root's value on every rank. Collective."""
         box = [value]
@@ -71,20 +66,17 @@ class TorchWorld(MeetingWorld):
             dist.all_gather_object(box, value, group=self._group)
         return box
 
-    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
-        """Sum, "min" or "max" over the ranks; integers wrap beyond 64 bits. Collective."""
-        kind = torch.int64 if isinstance(value, int) else torch.float64
-        box = torch.tensor([value], dtype=kind)
-        with self.phase("allreduce"):
-            self._meet(f"allreduce {op} of {kind}")
-            dist.all_reduce(box, op=self._ops[op], group=self._group)
+    def _highest(self, numbers: list[int]) -> list[int]:
+        box = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._group)
+        found: list[int] = box.tolist()
+        return found
+
+    def _reduce(self, value: int | float, op: str, *, is_whole: bool) -> int | float:
+        box = torch.tensor([value], dtype=torch.int64 if is_whole else torch.float64)  # integers wrap beyond 64 bits
+        dist.all_reduce(box, op=self._ops[op], group=self._group)
         result: int | float = box.item()
         return result
-
-    def _highest(self, first: int, second: int) -> tuple[int, int]:
-        box = torch.tensor([first, second], dtype=torch.int64)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._group)
-        return int(box[0]), int(box[1])
 
     def _exchange(self, words: tuple[str, str]) -> list[tuple[str, str]]:
         box = [words] * self.size

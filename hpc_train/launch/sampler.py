@@ -44,7 +44,7 @@ _PEER_FILES = (
 # … and inside these for another thread of its own.
 _THREAD_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/")
 # Between those and the user's own code.
-_OUR_FILES = ("/torch/distributed/c10d_logger.py", "/hpc_train/")
+_OUR_FILES = ("/torch/distributed/c10d_logger.py", "/torch/_tensor.py", "/torch/autograd/", "/hpc_train/")
 _EXAMPLES = "/hpc_train/examples/"
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD")

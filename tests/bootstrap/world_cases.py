@@ -64,6 +64,16 @@ def case_allreduce_of_floats(world: World, tmp_path: Path) -> None:
     assert isinstance(world.allreduce(0.5), float)
 
 
+def case_allreduce_takes_integers_and_floats_of_any_sign_together(world: World, tmp_path: Path) -> None:
+    last = world.size - 1
+    assert world.allreduce(world.rank - 5, "max") == last - 5
+    assert world.allreduce(world.rank - 5, "min") == -5
+    assert world.allreduce(-(1 << 63), "min") == world.allreduce(-(1 << 63), "max") == -(1 << 63)
+    assert world.allreduce(0.25 if world.rank == 0 else world.rank, "max") == (last or 0.25)
+    assert world.allreduce(0.25 if world.rank == 0 else world.rank, "min") == 0.25
+    assert world.allreduce(0.25 if world.rank == 0 else world.rank) == 0.25 + sum(range(world.size))
+
+
 def case_barrier_waits_for_all(world: World, tmp_path: Path) -> None:
     (tmp_path / str(world.rank)).touch()
     world.barrier()

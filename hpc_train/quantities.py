@@ -19,6 +19,7 @@ __all__ = [
     "format_counts",
     "format_duration",
     "format_memory",
+    "format_ranks",
     "format_walltime",
     "parse_duration",
     "parse_memory",
@@ -184,3 +185,16 @@ def format_counts(numbers: Sequence[int]) -> str:
     if len(numbers) > 24:
         return ", ".join(map(str, numbers[:16])) + ", ..., " + ", ".join(map(str, numbers[-4:]))
     return ", ".join(map(str, numbers))
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for a message: "rank 3", "ranks 0, 2-5"; many that do not follow each other are cut."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    shown_parts = [*parts[:8], f"... ({len(ranks)} in all)"] if len(parts) > 9 else parts
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown_parts)}"

@@ -5,10 +5,12 @@ Apart because it acts on the choice between MPI, torch and alone; the Worlds the
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -31,8 +33,9 @@ def init(*, process_group: bool | None = None, timeout_s: float = 1800.0) -> Wor
 
     Args:  process_group: also initialise torch.distributed's default group (nccl with a GPU a rank, else gloo) over a
     store on a kernel-chosen port; None does so if torch is installed and there is more than one rank.
-    timeout_s: of torch's collectives, and of MPI's start under a run. Our own watchdog ends a stuck rank earlier, if it
-    is set lower.
+    timeout_s: of the collectives of torch's default group and, under a run, of the start of MPI or torch. Our own
+    watchdog ends a stuck rank earlier, if it is set lower. The World's collectives, in which ranks wait for those that
+    still save, have no limit but the watchdog's.
     Returns: the same World on every later call.
     Raises: SiteError if the ranks found are not those declared, or MPI cannot start here; SpecError if nothing joins
     several ranks, or in a process that a rank of MPI has spawned; BootstrapError if they cannot reach each other;
@@ -86,14 +89,8 @@ def _mpi_world(choice: Choice, with_group: bool, timeout_s: float) -> World:
     from hpc_train.bootstrap.mpi import MpiWorld, require_company, start_mpi
 
     _refuse_in_worker()
-    page = attached_page()
-    # With a limit: a rank that is killed before it gets here is waited for by all others, inside MPI_Init.
-    phase = page.enter("start of MPI", timeout_s) if page is not None else 0
-    try:
+    with _limited("start of MPI", timeout_s):
         comm = start_mpi(choice.mode, os.environ.get("HPC_TRAIN_MPI_FLAVOUR", ""))
-    finally:
-        if page is not None:
-            page.leave(phase)
     require_company(comm, choice.size, choice.mode)
     world = MpiWorld(comm)
     if with_group and world.size > 1:
@@ -109,6 +106,18 @@ def _refuse_in_worker() -> None:
             "hpc_train.init() was called in a process that multiprocessing started, as a data worker: it imports the "
             'program again. Put all but definitions under `if __name__ == "__main__":`, or have data workers forked'
         )
+
+
+@contextlib.contextmanager
+def _limited(phase: str, limit_s: float) -> Iterator[None]:
+    """A phase before there is a World: a rank that is killed before it gets there is waited for by all others."""
+    page = attached_page()
+    key = page.enter(phase, limit_s) if page is not None else 0
+    try:
+        yield
+    finally:
+        if page is not None:
+            page.leave(key)
 
 
 def _join_group_over_mpi(world: World, timeout_s: float) -> None:
@@ -176,6 +185,7 @@ def _torch_world(timeout_s: float) -> World:
         # Whether each rank's GPU is its own cannot be asked before there is a group; NCCL refuses where it is not.
         backend = _backend(local_rank, torch.cuda.is_available())
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    world = TorchWorld()
+    with _limited("start of torch's group", timeout_s):
+        world = TorchWorld()
     world.device = _device(world.local_rank)
     return world

@@ -5,12 +5,13 @@ Apart because only this module calls mpi4py's collectives; MPI carries small rec
 
 from __future__ import annotations
 
+import array
 import socket
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from hpc_train.bootstrap.attached import AttachedWorld
 from hpc_train.bootstrap.attachment import Attachment, find_attachment
+from hpc_train.bootstrap.meeting import MeetingWorld
 from hpc_train.bootstrap.pmix import await_all_started
 from hpc_train.errors import SiteError
 
@@ -22,7 +23,7 @@ __all__ = ["MpiWorld", "name_of_library", "require_company", "start_mpi"]
 T = TypeVar("T")
 
 
-class MpiWorld(AttachedWorld):
+class MpiWorld(MeetingWorld):
     """The ranks of a communicator. Collective to make: duplicates the communicator, splits it by node.
 
     Args:  comm: an mpi4py intracommunicator; MPI.COMM_WORLD as a rule.   attachment: None reads the environment.
@@ -45,29 +46,35 @@ class MpiWorld(AttachedWorld):
         on_node.Free()
         self.mpi: MPI.Intracomm = own
         self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
-
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        with self.phase("barrier"):
-            self.mpi.Barrier()
+        self._in_place = MPI.IN_PLACE, MPI.INT64_T
 
     def broadcast(self, value: T, root: int = 0) -> T:
         """The root's value on every rank. Collective."""
         with self.phase("broadcast"):
+            self._meet(f"broadcast from {root}")
             result: T = self.mpi.bcast(value, root=root)
         return result
 
     def allgather(self, value: T) -> list[T]:
         """Every rank's value in rank order. Collective."""
         with self.phase("allgather"):
+            self._meet("allgather")
             result: list[T] = self.mpi.allgather(value)
         return result
 
-    def allreduce(self, value: int | float, op: str = "sum") -> int | float:
-        """Sum, "min" or "max" over the ranks; Python integers stay exact at any size. Collective."""
-        with self.phase("allreduce"):
-            result: int | float = self.mpi.allreduce(value, op=self._ops[op])
+    def _highest(self, numbers: list[int]) -> list[int]:
+        in_place, kind = self._in_place
+        box = array.array("q", numbers)
+        self.mpi.Allreduce(in_place, [box, kind], op=self._ops["max"])
+        return list(box)
+
+    def _reduce(self, value: int | float, op: str, *, is_whole: bool) -> int | float:
+        result: int | float = self.mpi.allreduce(value, op=self._ops[op])  # Python integers stay exact at any size
         return result
+
+    def _exchange(self, words: tuple[str, str]) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = self.mpi.allgather(words)
+        return found
 
 
 def start_mpi(mode: str, flavour: str) -> MPI.Intracomm:

@@ -7,9 +7,10 @@ hundred bytes that any of them can save, and the same error on every rank.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpc_train.data.assemble import Part, assemble, num_store_blocks
 from hpc_train.data.bijection import Int64Array
@@ -18,7 +19,7 @@ from hpc_train.data.digest import order_of
 from hpc_train.data.manifest import Manifest, decode_manifest, manifest_path, read_manifest_text
 from hpc_train.data.order import SampleOrder
 from hpc_train.data.prefetch import Prefetcher
-from hpc_train.errors import DataError, SpecError
+from hpc_train.errors import DataError, SpecError, UsageError
 from hpc_train.world import World, alone, on_root
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ STATE_VERSION = 1
 # Batches made ahead: they cover the jitter of one step; what covers slow storage is the window, not this number.
 DEFAULT_PREFETCH = 4
 MAX_EPOCH = 1 << 31
+_INSTEAD = "iterate it in the training process, without a DataLoader or with num_workers=0: it prefetches by itself"
 
 
 class ShardStream:
@@ -38,6 +40,7 @@ class ShardStream:
 
     One `for` loop runs from the current position to the end of the epoch, then the epoch advances: resuming is
     `load_state_dict`, then the same loops as ever. A loop that is left early costs a new read of the windows in use.
+    It works in the process that made it: in workers of a torch DataLoader each would give all samples again.
 
     Args:  path: the dataset's directory, the same on all ranks.   global_batch: samples per step over all ranks.
     seed: of the order; equal on all ranks.   world: the ranks (None: this process alone).   window: blocks of a lane
@@ -47,7 +50,7 @@ class ShardStream:
     prefetch: batches made ahead in a thread.
     Raises: DataError (the dataset is missing, damaged, or smaller than a batch) and SpecError (a value out of range, or
     a world size that does not fit, naming those that do), the same on all ranks. While iterating: DataError for bytes
-    that stay wrong.
+    that stay wrong. UsageError in a worker process of a DataLoader.
     Invariants: tests/data/test_stream.py.
     """
 
@@ -67,6 +70,7 @@ class ShardStream:
     ) -> None:
         if not isinstance(prefetch, int) or not 1 <= prefetch <= 1024:
             raise SpecError(f"prefetch = {prefetch!r}: a whole number of batches from 1 to 1024 is needed")
+        _refuse_workers()
         self._world: World = alone("ShardStream") if world is None else world
         self._directory = Path(path)
         self._manifest = _shared_manifest(self._directory, self._world)
@@ -147,8 +151,10 @@ class ShardStream:
         """This rank's parts, from the current position to the end of the epoch: per field (global_batch // size, ...).
 
         Raises: DataError naming shard, block and samples if three reads do not give the right bytes; RuntimeError
-        in a loop that is still running when another one is started or a state is loaded.
+        in a loop that is still running when another one is started or a state is loaded; UsageError in a worker
+        process of a DataLoader.
         """
+        _refuse_workers()
         self._end_loop()
         if self._step == len(self):  # the last loop was left in the epoch's last batch
             self._epoch, self._step = self._epoch + 1, 0
@@ -168,6 +174,14 @@ class ShardStream:
         finally:
             if self._loop is loop:
                 self._end_loop()
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Not there: a DataLoader that is given the stream itself asks for single samples. Raises: UsageError."""
+        raise UsageError(f"a ShardStream gives whole batches in its own order, not sample {index!r}: {_INSTEAD}")
+
+    def __getstate__(self) -> NoReturn:
+        """Not there: threads, open files and the ranks' World stay in their process. Raises: UsageError."""
+        raise UsageError(f"a ShardStream cannot be copied or sent to another process: {_INSTEAD}")
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was given out; batches only prefetched do not count.
@@ -249,6 +263,17 @@ class ShardStream:
         import torch
 
         return {name: torch.from_numpy(array) for name, array in part.arrays.items()}
+
+
+def _refuse_workers() -> None:
+    """Raises: UsageError in a worker process of a torch DataLoader: each one would read all of this rank's samples."""
+    data: Any = sys.modules.get("torch.utils.data")  # not imported for this: without it there are no workers
+    worker = data.get_worker_info() if data is not None else None
+    if worker is not None:
+        raise UsageError(
+            f"a ShardStream in worker {worker.id} of a DataLoader with num_workers={worker.num_workers}: each worker "
+            f"would give every sample again, and state_dict() would not see it; {_INSTEAD}"
+        )
 
 
 def _shared_manifest(directory: Path, world: World) -> Manifest:

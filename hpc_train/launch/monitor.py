@@ -312,6 +312,7 @@ class Monitor:
             phase=page.phase,
             waits=bool(page.call) and page.call_kind == WAITS_FOR_PEERS,
             stuck="" if blamed is not None else self._why_it_stood_still(page),
+            call=page.call,
         )
         if mark.failure == "terminated" and self._has_announced_end:
             return

@@ -44,7 +44,7 @@ _PEER_FILES = (
 # … and inside these for another thread of its own.
 _THREAD_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/")
 # Between those and the user's own code.
-_OUR_FILES = ("/torch/distributed/c10d_logger.py", "/hpc_train/")
+_OUR_FILES = ("/torch/distributed/c10d_logger.py", "/torch/_tensor.py", "/torch/autograd/", "/hpc_train/")
 _EXAMPLES = "/hpc_train/examples/"
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD")
@@ -59,19 +59,26 @@ class Call:
 
 
 def describe_call(innermost: FrameType) -> Call:
-    """The call that a thread sits in, named where the user's own code makes it."""
+    """The call that a thread sits in, named where the user's own code makes it.
+
+    Of one of ours that waits for other ranks it is said that all ranks must make it: there one often finds that not all
+    have.
+    """
     frame: FrameType | None = innermost
     kind = _kind_of_file(innermost.f_code)
+    is_ours = False
     for _ in range(_DEPTH):
         if frame is None or not _is_between(frame.f_code):
             break
+        is_ours = "/hpc_train/" in frame.f_code.co_filename
         frame = frame.f_back
     if frame is None:
         frame = innermost
     name = _name_of_call(frame.f_code, frame.f_lasti)
     if not kind and _is_mpi_call(name):
         kind = WAITS_FOR_PEERS
-    return Call(f"{name or frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})", kind)
+    rule = ", which all ranks must call" if is_ours and kind == WAITS_FOR_PEERS else ""
+    return Call(f"{name or frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno}){rule}", kind)
 
 
 def _kind_of_file(code: CodeType) -> int:

@@ -18,7 +18,7 @@ WORDS = ("done", "again", "again-elsewhere", "hold", "stop")
 
 # Running the same again cannot help: the user or the site must act first.
 _NEVER = {
-    "usage": "correct the program's arguments",
+    "usage": "correct the program or its arguments",
     "data": "repair or replace the data (see: hpc-train data verify DATASET, hpc-train checkpoint verify RUN)",
     "permission": "ask for the missing right",
     "config": "correct the job file or the program's configuration",

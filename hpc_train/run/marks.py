@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_train.files import read_json, write_json
+from hpc_train.quantities import format_ranks
 from hpc_train.run.layout import AttemptDir
 from hpc_train.run.reserve import MARKS, with_reserve
 
@@ -55,6 +56,8 @@ _CLASS_OF_CODE = {
 # Consequences of somebody else's end, from the least to the most telling; never the first cause if another is known.
 SECONDARY = ("terminated", "peer_lost")
 
+MAX_CALLS = 4  # named in the cause of a hang
+
 _MARK = re.compile(r"rank-(\d+)\.json")
 
 
@@ -67,6 +70,7 @@ class ExitMark:
     as this rank saw it (its own, except when it ended because a peer left early).   writer: the rank that wrote the
     mark.   time: seconds since 1970 on that node's clock.   waits: whether its main thread waited for other ranks.
     stuck: why its process could not go on before it was ended, in words that follow "it" ("" where it could).
+    call: the one call that its main thread had been in, with its place, "" where there was none or nobody looked.
     """
 
     writer: int
@@ -80,6 +84,7 @@ class ExitMark:
     time: float = 0.0
     waits: bool = False
     stuck: str = ""
+    call: str = ""
 
 
 def class_of_code(code: int) -> str:
@@ -135,7 +140,7 @@ def _parse(attempt: AttemptDir, name: str, writer: int) -> ExitMark | None:
     except (OSError, ValueError, TypeError):
         return None
     numbers = (mark.writer, mark.rank, mark.code, 0 if mark.step is None else mark.step)
-    texts = (mark.node, mark.failure, mark.cause, mark.phase, mark.stuck)
+    texts = (mark.node, mark.failure, mark.cause, mark.phase, mark.stuck, mark.call)
     is_sound = (
         all(type(number) is int for number in numbers)
         and all(isinstance(text, str) for text in texts)
@@ -152,7 +157,22 @@ def first_cause(marks: Sequence[ExitMark]) -> ExitMark | None:
     Clocks of nodes differ, so time only decides between marks of the same weight. Where ranks hang, one that could not
     go on comes first, then one that did not itself wait for others, then the one furthest behind: the others wait for
     it. The launcher ends such a rank before its own watchdog speaks, so a rank that was told to end counts too.
+    The cause of a hang tells in which calls the other ranks waited.
     """
+    first = _first(marks)
+    return _with_calls(first, marks) if first is not None and first.failure == "hang" else first
+
+
+def _with_calls(first: ExitMark, marks: Sequence[ExitMark]) -> ExitMark:
+    ranks_of: dict[str, list[int]] = {}
+    for mark in marks:
+        if mark.waits and mark.call and mark.writer == mark.rank != first.rank and mark.call not in first.cause:
+            ranks_of.setdefault(mark.call, []).append(mark.rank)
+    told = [f"{format_ranks(ranks)} in {call}" for call, ranks in list(ranks_of.items())[:MAX_CALLS]]
+    return dataclasses.replace(first, cause="; ".join([first.cause, *told]))
+
+
+def _first(marks: Sequence[ExitMark]) -> ExitMark | None:
     first = min(marks, key=_weight, default=None)
     if first is None or first.failure not in ("hang", "peer_lost") or (first.failure == "hang" and first.stuck):
         return first
@@ -164,6 +184,8 @@ def first_cause(marks: Sequence[ExitMark]) -> ExitMark | None:
     if awaited is None:
         return first
     cause = f"rank {first.writer} waited for this rank in vain: {first.cause}"
+    if awaited.call and not awaited.waits:
+        cause = f"{cause}; this rank in {awaited.call}"
     if awaited.stuck:
         cause = f"it {awaited.stuck}" if first is awaited else f"it {awaited.stuck}; {cause}"
     return dataclasses.replace(awaited, failure="hang", cause=cause, code=CODE_OF_CLASS["hang"])

@@ -36,6 +36,27 @@ def test_torch_worlds_keep_the_promise(tmp_path: Path) -> None:
     assert results == [dict.fromkeys(CASES, "passed")] * 2, done.stderr[-3000:]
 
 
+WAITS = """
+import time
+from datetime import timedelta
+import torch.distributed.distributed_c10d as torch_settings
+torch_settings.default_pg_timeout = timedelta(seconds=1)  # of torch, 30 minutes else
+import hpc_train
+world = hpc_train.init(timeout_s=90)
+time.sleep(3 * world.rank)  # a rank that saves for longer
+print(f"{world.allgather(world.rank)}\\n", end="")
+"""
+
+
+@pytest.mark.mpi
+def test_a_torch_world_waits_longer_than_torch_does(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WAITS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    argv = [*torchrun, str(tmp_path / "program.py")]
+    done = subprocess.run(argv, env=mpi_environment(), capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["[0, 1]"] * 2, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["solo", "attached"])
 def test_solo_worlds_keep_the_promise(name: str, kind: str, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpc_train.errors import DataError
+from hpc_train.checkpoint import Checkpointer
+from hpc_train.errors import DataError, UsageError
 from hpc_train.world import World, on_root
 
 
@@ -61,6 +64,16 @@ def case_allreduce_of_floats(world: World, tmp_path: Path) -> None:
     assert isinstance(world.allreduce(0.5), float)
 
 
+def case_allreduce_takes_integers_and_floats_of_any_sign_together(world: World, tmp_path: Path) -> None:
+    last = world.size - 1
+    assert world.allreduce(world.rank - 5, "max") == last - 5
+    assert world.allreduce(world.rank - 5, "min") == -5
+    assert world.allreduce(-(1 << 63), "min") == world.allreduce(-(1 << 63), "max") == -(1 << 63)
+    assert world.allreduce(0.25 if world.rank == 0 else world.rank, "max") == (last or 0.25)
+    assert world.allreduce(0.25 if world.rank == 0 else world.rank, "min") == 0.25
+    assert world.allreduce(0.25 if world.rank == 0 else world.rank) == 0.25 + sum(range(world.size))
+
+
 def case_barrier_waits_for_all(world: World, tmp_path: Path) -> None:
     (tmp_path / str(world.rank)).touch()
     world.barrier()
@@ -91,3 +104,44 @@ def case_on_root_raises_the_same_error_on_all(world: World, tmp_path: Path) -> N
 def case_phases_nest(world: World, tmp_path: Path) -> None:
     with world.phase("outer", 60), world.phase("inner"):
         world.barrier()
+
+
+def case_ranks_in_different_calls_are_told_which_ranks_are_where(world: World, tmp_path: Path) -> None:
+    def save() -> Any:
+        return Checkpointer(tmp_path / "root", world=world).save(1, {"m": {"v": 1}})
+
+    def load() -> Any:
+        return Checkpointer(tmp_path / "root", world=world).load({"m": {"v": 1}})
+
+    if world.size == 1:
+        return  # it is with itself in whatever it calls
+    here = Path(__file__).name
+    last = world.size - 1
+    others = "rank 0" if last == 1 else f"ranks 0-{last - 1}"
+    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (save, world.barrier),
+        (world.barrier, save),
+        (save, load),
+        (load, lambda: world.broadcast(None)),
+        (save, lambda: world.allgather(None)),
+        (lambda: world.allreduce(1), lambda: world.allgather(1)),
+        (lambda: world.allreduce(1), lambda: world.allreduce(1, "max")),
+        (lambda: world.broadcast(1), lambda: world.broadcast(1, last)),
+        (lambda: on_root(world, int), lambda: world.broadcast(0)),
+    ]
+    for of_last, of_others in pairs:
+        told = rf"in different calls .*{others} in .*{here}.*; rank {last} in .*{here}"
+        with pytest.raises(UsageError, match=told) as caught:
+            (of_last if world.rank == last else of_others)()
+        texts = world.allgather(str(caught.value))  # nobody was left behind
+        assert len(set(texts)) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def case_ranks_may_come_to_one_call_by_different_ways_of_their_own(world: World, tmp_path: Path) -> None:
+    value = world.broadcast("told") if world.rank == 0 else world.broadcast(None)
+    assert value == "told"
+    if world.rank:
+        assert on_root(world, lambda: 1) == 1
+    else:
+        assert on_root(world, lambda: 1) == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from hpc_train.data import ShardStream, expected_digest, read_manifest
 from hpc_train.data.order import combine_digests
-from hpc_train.errors import DataError, SpecError
+from hpc_train.errors import DataError, SpecError, UsageError
 from hpc_train.world import SoloWorld, World
 from tests.data.datasets import flip_bit, make_dataset
 
@@ -77,3 +78,9 @@ def case_a_world_size_that_does_not_fit_is_refused_on_all_ranks(world: World, tm
         return  # one rank always fits
     with pytest.raises(SpecError, match="run on 1 ranks, or choose"):
         ShardStream(path, global_batch=7, lanes=1, world=world)
+
+
+def case_a_stream_of_several_ranks_is_not_sent_to_workers(world: World, tmp_path: Path) -> None:
+    stream = ShardStream(shared_dataset(world, tmp_path), global_batch=8, world=world)
+    with pytest.raises(UsageError, match="cannot be copied or sent to another process: iterate it"):
+        pickle.dumps(stream)

@@ -185,6 +185,23 @@ def test_an_unmodified_env_program_trains_together(tmp_path: Path, is_script: bo
     assert (ended.word, "".join(ended.log.split())) == ("done", "1212")
 
 
+def test_a_rank_that_never_joins_the_torch_world_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    text = """
+    import time, torch.distributed as dist
+    import hpc_train
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    hpc_train.init(timeout_s=2)
+    """
+    program = write_program(tmp_path / "train.py", text)
+    command = ["python", str(program)]
+    run = make_run(tmp_path / "run", command, num_ranks=2, ranks_per_node=2, mpi="none", rendezvous="torch")
+    ended = run_attempt(run, launcher=mpirun_argv(2))
+    assert (ended.decision.failure, ended.decision.word) == ("hang", "again")
+    assert "s in start of torch's group (limit 2 s); " in ended.decision.reason
+
+
 def test_torchrun_inside_a_run_makes_the_ranks_and_the_run_keeps_its_journal(tmp_path: Path) -> None:
     text = """
     import hpc_train

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hpc_train.quantities import (
     format_counts,
     format_duration,
     format_memory,
+    format_ranks,
     format_walltime,
     parse_duration,
     parse_memory,
@@ -220,3 +223,16 @@ def test_divisors(number: int) -> None:
 def test_a_long_list_of_counts_is_cut_in_the_middle() -> None:
     assert format_counts([1, 2, 4]) == "1, 2, 4"
     assert format_counts(range(1, 100)).endswith("15, 16, ..., 96, 97, 98, 99")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "rank 3"),
+        ([5, 0, 2, 3, 4], "ranks 0, 2-5"),
+        (range(8), "ranks 0-7"),
+        (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (20 in all)"),
+    ],
+)
+def test_ranks_are_shown_to_people(ranks: Sequence[int], text: str) -> None:
+    assert format_ranks(ranks) == text

@@ -76,6 +76,7 @@ SOUND = {"writer": 1, "rank": 1, "node": "n", "failure": "program", "cause": "c"
         json.dumps({**SOUND, "step": "7"}),
         json.dumps({**SOUND, "time": "now"}),
         json.dumps({**SOUND, "waits": 1}),
+        json.dumps({**SOUND, "call": 7}),
         json.dumps({**SOUND, "writer": 2}),  # another rank's word in this rank's file
         json.dumps({**SOUND, "cause": "x" * 100_000}),
         '{"writer": 1, "writer": 1}',
@@ -137,6 +138,40 @@ def test_the_first_cause_is_found(marks: list[ExitMark], expected: tuple[int, st
         found = first_cause(marks)
         assert (None if found is None else (found.rank, found.failure)) == expected
         random.shuffle(marks)
+
+
+SAVING = {"waits": True, "call": "checkpoint.save (t.py:4), which all ranks must call"}
+WAITING = {"waits": True, "call": "comm.Barrier (t.py:5)"}
+HUNG = "no progress; main thread in comm.Barrier (t.py:5)"
+
+
+@pytest.mark.parametrize(
+    ("marks", "cause"),
+    [
+        # where the others waited, each call once
+        (
+            [mark("hang", 1, cause=HUNG, **WAITING), mark("terminated", 2, **WAITING), mark("terminated", 0, **SAVING)],
+            f"{HUNG}; rank 0 in checkpoint.save (t.py:4), which all ranks must call",
+        ),
+        (
+            [mark("hang", 0, cause="hung in save", **SAVING), *(mark("terminated", n, **WAITING) for n in (1, 2, 3))],
+            "hung in save; ranks 1-3 in comm.Barrier (t.py:5)",
+        ),
+        # all in one call: that says nothing new
+        ([mark("hang", 1, cause=HUNG, **WAITING), mark("terminated", 2, **WAITING)], HUNG),
+        # the one that does something else is named, and what it does
+        (
+            [mark("hang", 1, cause=HUNG, **WAITING), mark("terminated", 2, call="time.sleep (t.py:6)")],
+            f"rank 1 waited for this rank in vain: {HUNG}; this rank in time.sleep (t.py:6)",
+        ),
+        # of other failures calls tell nothing
+        ([mark("program", 1, **WAITING), mark("terminated", 2, **SAVING)], "program"),
+    ],
+)
+def test_the_cause_of_a_hang_tells_where_the_others_waited(marks: list[ExitMark], cause: str) -> None:
+    found = first_cause(marks)
+    assert found is not None
+    assert found.cause == cause
 
 
 CLASSES = st.sampled_from([*CODE_OF_CLASS, "program", "killed", "crash", "terminated", "peer_lost", "out_of_memory"])

@@ -111,7 +111,7 @@ class Root:
             )
 
     def other_owner(self) -> str:
-        """Which other run these checkpoints belong to, "" where they are this one's, nobody knows, or this is no run."""
+        """Which other run these checkpoints belong to; "" where they are this one's, nobody knows, or this is none."""
         if self._run == STANDALONE:
             return ""
         try:

@@ -1,7 +1,7 @@
 """Whether the checkpoints that a run has committed are still where they were.
 
-Apart from the checkpoint room, which knows one root and nothing of the run: a root that is empty because its file system
-is not mounted, or was purged, looks like that of a run that has not saved yet. Standard library only.
+Apart from the checkpoint room, which knows one root and nothing of the run: a root that is empty because its file
+system is not mounted, or was purged, looks like that of a run that has not saved yet. Standard library only.
 """
 
 from __future__ import annotations

@@ -208,7 +208,6 @@ def test_progress_is_a_commit_beyond_where_the_attempt_went_on(
     run: RunDir, attempts: list[tuple[int | None, tuple[int, ...]]], made_progress: bool, newest: int
 ) -> None:
     for resumed, steps in attempts:
-        attempt = start_attempt(run, NODES)
-        commits(run, attempt, *steps, resumed=resumed)
-    evidence = gather(run, attempt, 1, num_ranks=4)
+        commits(run, start_attempt(run, NODES), *steps, resumed=resumed)
+    evidence = gather(run, run.attempts()[-1], 1, num_ranks=4)
     assert (evidence.made_progress, evidence.last_commit) == (made_progress, newest)

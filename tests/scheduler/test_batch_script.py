@@ -240,7 +240,7 @@ def test_a_trap_of_a_setup_line_neither_ends_the_shell_nor_gets_into_its_answers
     process = stage.start()
     wait_for((stage.run.attempt(0).ready / "0").exists, "the rank is ready")
     process.send_signal(signal.SIGUSR2)  # the wall time comes near: `wait` ends with a code of its own
-    out, said = process.communicate(timeout=60)
+    said = process.communicate(timeout=60)[1]
     assert process.returncode == 0, said
     assert (stage.bin / "decided").read_text().endswith("--code 75\n")
     assert stage.calls[-1] == "scontrol requeue 77"

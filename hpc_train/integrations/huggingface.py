@@ -6,10 +6,11 @@ all ranks when to, and says when it is complete.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from hpc_train.errors import UsageError
 from hpc_train.integrations.completion import newest_checkpoint
@@ -24,15 +25,17 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
     """Makes a `transformers.Trainer` a good citizen of a run.
 
     At a wall-time warning all ranks agree on the step; the Trainer saves there, without the evaluation that might be
-    due; the program leaves with Stopped (code 75), and the next attempt goes on if the script says
-    `trainer.train(resume_from_checkpoint=newest_checkpoint(output_dir))`. Each save of the Trainer's is a commit of the
-    run. Steps, and the loss where the Trainer logs it, reach the journal and the watchdog.
+    due, or in the middle of it; the program leaves with Stopped (code 75), and the next attempt goes on if the script
+    says `trainer.train(resume_from_checkpoint=newest_checkpoint(output_dir))`. Each save of the Trainer's is a commit
+    of the run. Steps, and the loss where the Trainer logs it, reach the journal and the watchdog.
 
     Raises: UsageError when training begins, for settings that would lose progress.
     """
 
     def __init__(self) -> None:
         self._session: Session | None = None
+        self._trainer: Any = None
+        self._is_between_steps = False  # all of the last one is in the weights, and nothing of the next
         self._is_leaving = False
         self._is_over = False  # resumed from its last step
 
@@ -42,6 +45,11 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
         world = find_world(args.world_size, _REMEDY)
         self._session = Session(world, Path(args.output_dir), step=state.global_step, total_steps=state.max_steps)
         self._is_over = state.global_step >= state.max_steps
+        self._trainer, self._is_between_steps = _calling_trainer(), False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Until the step's end there is nothing that could be saved. Not collective."""
+        self._is_between_steps = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A training that is over is left as it is: where max_steps lies inside an epoch, the Trainer adds a step."""
@@ -63,6 +71,7 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = False
         if control.should_save:
             session.begin_save(_path_of(args, state))
+        self._is_between_steps = True
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -76,9 +85,24 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
             self._session.tell(state.global_step, float(logs["loss"]))
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation gets on. Not collective."""
-        if self._session is not None:
-            self._session.alive()
+        """An evaluation gets on; of one between two training steps, ask whether to stop.
+
+        Raises: Stopped, once the state of the last step is saved. The Trainer cannot go on inside an evaluation: the
+        next attempt leaves it out.
+        """
+        if self._session is None:
+            return
+        self._session.alive()
+        may_stop = self._trainer is not None and self._is_between_steps and state.global_step < state.max_steps
+        if may_stop and self._session.must_stop():
+            control.should_evaluate, self._is_leaving = False, True
+            self._session.begin_save(_path_of(args, state))
+            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)  # as the Trainer itself, after a step
+            self.on_save(args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Evaluations that follow are the script's own. Not collective."""
+        self._is_between_steps = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer has saved on this rank. Raises: Stopped, if the save was for that."""
@@ -90,6 +114,14 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
     def _joined(self) -> Session:
         assert self._session is not None  # on_train_begin comes first
         return self._session
+
+
+def _calling_trainer() -> Any:
+    """The Trainer whose hook runs: it gives its callbacks everything but itself. None where somebody else calls."""
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else frame.f_locals["self"]
 
 
 def _path_of(args: Any, state: Any) -> Path:

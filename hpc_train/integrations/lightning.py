@@ -45,7 +45,8 @@ class StopCallback(_Checkpoint):  # type: ignore[misc]
     Saves with `Trainer.save_checkpoint` every so many optimizer steps, at the end, and where a wall-time warning asks
     for it; then the program leaves with Stopped (code 75), and the next attempt goes on if the script says
     `trainer.fit(…, ckpt_path=newest_checkpoint(directory))`. Each save is a commit of the run and holds the random
-    state of every rank. At the last batch of an epoch all this waits for the epoch's own end, validation included.
+    state of every rank. At the last batch of an epoch all this waits for the epoch's own end, validation included; but
+    a stop cuts a validation short, and the next attempt begins it anew.
 
     Args:  directory: seen by all nodes, for these checkpoints alone.   every_n_steps: optimizer steps between saves;
     None: only at a stop and at the end.   keep: so many of the newest stay.
@@ -61,6 +62,8 @@ class StopCallback(_Checkpoint):  # type: ignore[misc]
         self._step = self._saved = 0
         self._gathers = False
         self._random: Any = None
+        self._before_validation: Any = None  # random state after a step; None while gradients are being accumulated
+        self._may_cut_validation = self._cuts_validation = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run, and give each rank its random state back. Collective, as all hooks that follow."""
@@ -78,6 +81,7 @@ class StopCallback(_Checkpoint):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Tell the step; ask whether to stop; save if it is time."""
+        self._before_validation = None
         if trainer.global_step == self._step:  # gradients are still being accumulated
             return
         self._step = trainer.global_step
@@ -86,11 +90,28 @@ class StopCallback(_Checkpoint):  # type: ignore[misc]
         self._joined().tell(self._step, _loss_of(outputs) if is_told else None)
         if not trainer.is_last_batch:
             self._act(trainer)
+        if trainer.enable_validation:  # not at its start: its loader has drawn a number by then
+            self._before_validation = hpc_train.rng_state().state_dict()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find out whether ranks can agree between two batches: only where all have the same number of them."""
+        self._may_cut_validation = False
+        over = trainer.should_stop or _is_at_the_end(trainer, self._step, is_epoch_end=trainer.is_last_batch)
+        if self._before_validation is None or over or _may_lack_batches(trainer):
+            return
+        counts = self._joined().world.allgather([float(count) for count in trainer.num_val_batches])
+        is_known = all(map(math.isfinite, counts[0]))
+        self._may_cut_validation = len(counts) == 1 or (is_known and all(each == counts[0] for each in counts))
 
     def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
-        """A validation gets on. Not collective."""
-        if self._session is not None:
-            self._session.alive()
+        """A validation gets on; ask whether to stop."""
+        if self._session is None:
+            return
+        self._session.alive()
+        if self._may_cut_validation and self._session.must_stop():
+            self._cuts_validation = True
+            self._save(trainer)
+            raise self._session.leave(self._step)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """What the last batch of an epoch left to its end."""
@@ -98,14 +119,17 @@ class StopCallback(_Checkpoint):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The end is saved too: what follows training may fail."""
+        self._before_validation = None
         if self._saved != self._step:
             self._save(trainer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the random state of every rank to our own saves."""
         if self._gathers:
-            states = self._joined().world.allgather(_to_plain(hpc_train.rng_state().state_dict()))
-            checkpoint[_KEY] = {"random": states}
+            state = self._before_validation if self._cuts_validation else hpc_train.rng_state().state_dict()
+            checkpoint[_KEY] = {"random": self._joined().world.allgather(_to_plain(state))}
+            if self._cuts_validation:
+                _rewind_validation(checkpoint)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keep the random states for the start of training. Not collective."""
@@ -145,6 +169,25 @@ def _is_at_the_end(trainer: Any, step: int, *, is_epoch_end: bool) -> bool:
     if trainer.max_steps != -1 and step >= trainer.max_steps:
         return True
     return is_epoch_end and trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
+
+
+def _may_lack_batches(trainer: Any) -> bool:
+    """Whether a rank may have no validation at all, and would be missed where the others meet."""
+    name = "allow_zero_length_dataloader_with_multiple_devices"
+    return any(getattr(each, name, False) for each in (trainer.lightning_module, trainer.datamodule))
+
+
+def _rewind_validation(checkpoint: dict[str, Any]) -> None:
+    """Have a checkpoint say that its validation is in its first batch: Lightning then begins it anew.
+
+    As it is between two batches, Lightning takes the validation for done (2.6, RestartStage in its loops).
+    """
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+    total, current = progress["total"], progress["current"]
+    before = total["completed"] - current["completed"]
+    for counts, num_done in ((total, before), (current, 0)):
+        counts.update(ready=num_done + 1, started=num_done + 1, processed=num_done, completed=num_done)
+    progress["is_last_batch"] = False
 
 
 def _loaders_in(given: Any) -> list[ResumableLoader[Any]]:

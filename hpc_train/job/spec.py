@@ -117,7 +117,13 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = None
     requeue: Annotated[bool, Meta(description="go on by itself after a stop or an infrastructure failure")] = True
-    backoff: Annotated[str, Meta(description="wait before the next attempt after a failure")] = "10s"
+    backoff: Annotated[
+        str,
+        Meta(
+            description="wait before the next attempt after a failure (not after a stop or a preemption); never less "
+            "than Slurm's own, mostly two minutes for a requeued job"
+        ),
+    ] = "10s"
 
     @property
     def hang_timeout_s(self) -> int:

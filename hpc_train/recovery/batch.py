@@ -25,7 +25,7 @@ from hpc_train.recovery.evidence import (
 )
 from hpc_train.recovery.exclusion import NO_CHANGE, next_list
 from hpc_train.recovery.outside import NODE_FAILURE, REQUEUE, find_ender
-from hpc_train.recovery.policy import Decision
+from hpc_train.recovery.policy import GOES_ON, Decision, delay_s
 from hpc_train.recovery.predecessor import ask_ender
 from hpc_train.run.index import open_run
 from hpc_train.run.jobs import read_jobs, record_job
@@ -39,7 +39,6 @@ from hpc_train.run.reserve import DECISION, keep_reserve, with_reserve
 __all__ = ["begin", "decide", "main"]
 
 _ENDED_FROM_OUTSIDE = ("timeout", "terminated", "preempted", "cancelled", "node_fail", "unknown")
-_GOES_ON = ("again", "again-elsewhere")
 _LOG_TAIL_BYTES = 64 << 10
 
 
@@ -146,8 +145,9 @@ def _note_job(run: RunDir, submission: int) -> None:
 
 
 def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_terminated: bool) -> str:
-    """Decide an ended attempt: "WORD CODE LIST", LIST what scontrol must change in the job's excluded hosts, or "-".
+    """Decide an ended attempt: "WORD CODE LIST DELAY".
 
+    LIST: what scontrol must change in the job's excluded hosts, or "-".   DELAY: seconds that the next attempt waits.
     WORD is the decision's, or "leave" where Slurm starts the job again by itself, or has: `begin` acts on the decision.
     Also then the list is Slurm's to hear: a host that was lost, and is back too soon, may still run this job.
     Raises: OSError, ValueError.
@@ -162,11 +162,12 @@ def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_termina
     # Of a node that was cut off: a requeue would end the next attempt, or be turned away by the next submission.
     is_late = run.attempts()[-1].number > attempt or _has_newer(run, submission)
     word = "leave" if ender in (REQUEUE, NODE_FAILURE) or is_late else decision.word
-    changes = NO_CHANGE
-    if decision.word in _GOES_ON and not is_late:
-        num_nodes = read_limits(run, submission).num_nodes
-        changes = next_list(run, attempt, submission=submission, num_nodes=num_nodes)
-    return f"{word} {decision.code} {changes}"
+    changes, wait_s = NO_CHANGE, 0
+    if decision.word in GOES_ON and not is_late:
+        limits = read_limits(run, submission)
+        changes = next_list(run, attempt, submission=submission, num_nodes=limits.num_nodes)
+        wait_s = delay_s(decision, limits) if word in GOES_ON else 0
+    return f"{word} {decision.code} {changes} {wait_s}"
 
 
 def _has_newer(run: RunDir, submission: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from typing import Any
 
@@ -74,8 +75,9 @@ def read_limits(run: RunDir, submission: int) -> Limits:
             num_nodes=num_nodes,
             num_ranks=num_ranks,
             can_move=bool(launch.get("can_move", num_nodes > 1)),  # a record of an older release has none
+            backoff_s=math.ceil(launch.get("backoff_s", 0)),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{path}: the launch record is damaged ({type(error).__name__}: {error})") from error
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION, REQUEUE, TIME_LIMIT
 from hpc_train.run.marks import SECONDARY, ExitMark, class_of_code, first_cause
 
-__all__ = ["WORDS", "Decision", "Evidence", "Limits", "Past", "decide"]
+__all__ = ["GOES_ON", "WORDS", "Decision", "Evidence", "Limits", "Past", "decide", "delay_s"]
 
 WORDS = ("done", "again", "again-elsewhere", "hold", "stop")
+GOES_ON = ("again", "again-elsewhere")
 
 # Running the same again cannot help: the user or the site must act first.
 _NEVER = {
@@ -45,6 +46,7 @@ _SUSPECT_NODE_IF_TWICE = ("crash", "killed", "unknown")
 # What an end from outside can look like from within: a data worker that dies of Slurm's SIGTERM is an exception of the
 # program's own. What only a person can mend is not undone by it.
 _MAY_BE_FROM_OUTSIDE = ("stopped", "program", "killed", "crash", "terminated", "peer_lost", "unknown")
+_NO_FAILURE = ("stopped", "preempted")  # nobody's fault: they are not counted, and nothing is waited for after them
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Limits:
     Attributes:  max_failures: so many attempts in a row that failed without a new checkpoint hold the run; 0: any
     failure does.   max_attempts: in all.   can_continue: False where the job file or the site forbids to run again.
     num_nodes: of the allocation.   num_ranks: declared; 0 if not known.   can_move: the next attempt can be given other
-    hosts; False on this machine alone.
+    hosts; False on this machine alone.   backoff_s: between a failure and the next attempt.
     """
 
     max_failures: int
@@ -63,6 +65,7 @@ class Limits:
     num_nodes: int = 1
     num_ranks: int = 0
     can_move: bool = True
+    backoff_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,13 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
         exclude=exclude,
         last_commit=evidence.last_commit,
     )
+
+
+def delay_s(decision: Decision, limits: Limits) -> int:
+    """Whole seconds that the next attempt has to wait: the back-off after a failure, else none."""
+    if decision.word not in GOES_ON or decision.failure in _NO_FAILURE:
+        return 0
+    return limits.backoff_s
 
 
 def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
@@ -304,7 +314,7 @@ def _failures_in_a_row(evidence: Evidence) -> int:
         for past in reversed(evidence.past):
             if past.made_progress:
                 break
-            count += past.failure not in ("stopped", "preempted")
+            count += past.failure not in _NO_FAILURE
     return count
 
 

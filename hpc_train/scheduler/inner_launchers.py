@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 
-__all__ = ["PYTHON", "find_inner_launcher", "spans_nodes"]
+__all__ = ["PYTHON", "find_inner_launcher", "spans_nodes", "starts_several"]
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")  # run by the interpreter of the job: hpc_train/launch/guard.py
 _PROGRAMS = ("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
@@ -29,6 +29,7 @@ _JOINING = (
     "accelerate.commands.launch",
 )
 _NUM_NODES = re.compile(r"--(?:nnodes|num[_-]machines)")
+_NUM_PROCESSES = re.compile(r"--nproc[_-]per[_-]node|--num[_-](?:processes|gpus)|--?np?|--ntasks")
 
 
 def find_inner_launcher(command: Sequence[str]) -> str:
@@ -52,7 +53,22 @@ def spans_nodes(launcher: str, command: Sequence[str]) -> bool:
     """Whether one such launcher on each node would make one training: it is told of more nodes than its own."""
     if launcher.removeprefix("python -m ") not in _JOINING:
         return False
-    own = list(itertools.takewhile(lambda word: not word.endswith(".py"), command))  # the rest is the script's
-    words = [part for word in own for part in word.split("=", 1)]
-    counts = [number for word, number in itertools.pairwise([*words, ""]) if _NUM_NODES.fullmatch(word)]
-    return bool(counts) and counts[-1] not in ("", "1", "1:1") and "--standalone" not in own
+    own = _own_words(command)
+    return _value_of(_NUM_NODES, own) not in ("", "1", "1:1") and "--standalone" not in own
+
+
+def starts_several(command: Sequence[str]) -> bool:
+    """Whether a launcher's command asks for more than one process on this node, as far as its options say."""
+    return _value_of(_NUM_PROCESSES, _own_words(command)) not in ("", "1")
+
+
+def _own_words(command: Sequence[str]) -> list[str]:
+    """Up to the script, whose own the rest is."""
+    return list(itertools.takewhile(lambda word: not word.endswith(".py"), command))
+
+
+def _value_of(option: re.Pattern[str], words: Sequence[str]) -> str:
+    """The last value of an option, "" if it has none."""
+    parts = [part for word in words for part in word.split("=", 1)]
+    values = [value for word, value in itertools.pairwise([*parts, ""]) if option.fullmatch(word)]
+    return values[-1] if values else ""

@@ -5,6 +5,7 @@ Apart from submitting, so that `--dry-run` prints exactly what would run, and go
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ KILL_WAIT_S = 10.0  # a local job's time between SIGTERM and SIGKILL; Slurm's ow
 # How often the batch shell asks Slurm for a requeue, how long each asking may take, and the pause between two [s]: one
 # minute where the controller refuses the connection at once, four where it does not answer.
 ASK_TRIES, ASK_TIMEOUT_S, ASK_PAUSE_S = 20, 10, 3
+# A site's own words on it; with PE=4 in --map-by, Open MPI would refuse ours.
+_BINDS = re.compile(r"bind|PE=|cpu|rankfile", re.IGNORECASE)
 _RUN, _DIR, _PYTHON = '"$hpc_train_run"', "$hpc_train_dir", '"$hpc_train_python"'
 
 
@@ -185,6 +188,10 @@ def _mpirun_lines(plan: Plan, rest: list[str]) -> list[str]:
                 "export SLURM_MPI_TYPE=none",
             ]
     of_flavour = getattr(plan.site.launch.extra_of, flavour, ())
+    if flavour == "openmpi" and not any(map(_BINDS.search, (*of_flavour, *plan.site.launch.extra))):
+        # By itself it ties each of two ranks to one core, whatever cpus_per_rank says, and so all threads and data
+        # workers of a rank. MPICH's ties none.
+        argv += ["--bind-to", "none"]
     argv += [*map(shlex.quote, of_flavour), *rest]
     return [
         *before,

@@ -26,7 +26,7 @@ from hpc_train.scheduler.backend import Backend
 from hpc_train.scheduler.environment import job_environment
 from hpc_train.scheduler.kinds import make_backend
 from hpc_train.scheduler.planning import plan_submission
-from hpc_train.scheduler.remarks import remarks_on
+from hpc_train.scheduler.remarks import remarks_on, warn_left_behind
 from hpc_train.scheduler.script import Plan, launch_record, render_script
 from hpc_train.site.loader import site_to_json
 from hpc_train.site.spec import Site
@@ -135,7 +135,13 @@ def _write_submission(plan: Plan) -> None:
 def _hand_over(plan: Plan, environ: Mapping[str, str]) -> Submitted:
     backend = make_backend(plan.site.scheduler.kind)
     passed = job_environment(environ, plan.job.env.pass_names)
-    job_id = backend.submit(plan.run, plan.submission, passed)
+    try:
+        job_id = backend.submit(plan.run, plan.submission, passed)
+    except SchedulerError as error:
+        left = [] if error.transient else list(warn_left_behind(plan, environ))  # it may be what was missing
+        if not left:
+            raise
+        raise SchedulerError("; ".join([str(error), *left])) from error
     try:
         warning = note_job(plan.run, plan.submission, plan.site, job_id, environ)
     except BaseException:  # a job that nobody could find again must not run

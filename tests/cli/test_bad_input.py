@@ -118,6 +118,13 @@ def test_a_scheduler_that_refuses_is_quoted_once(shell: Shell, sbatch: str, said
     assert shell.contents() == before
 
 
+def test_a_refusal_names_what_the_shell_told_sbatch_in_vain(shell: Shell) -> None:
+    (shell.bin / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    words = ("submit", "--site", "slurm-cluster", "--", "python", "train.py")
+    line = shell.fails(69, *words, environ={"SBATCH_ACCOUNT": "p1"})
+    assert "Invalid account; SBATCH_ACCOUNT = 'p1' of this shell has no effect" in line
+
+
 def test_a_machine_without_slurm_is_told_so(shell: Shell) -> None:
     line = shell.fails(69, "submit", "--site", "slurm-cluster", "--", "python", "train.py", environ={"PATH": "/nosuch"})
     assert line == "sbatch: not found; is this a login node of a Slurm cluster, and is Slurm in PATH?"

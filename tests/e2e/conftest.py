@@ -63,7 +63,8 @@ def slurm_lab(cluster: SlurmCluster) -> Iterator[Lab]:
     """The cluster, as its unprivileged user, in a directory that all nodes see."""
     directory = Path(tempfile.mkdtemp(prefix="e2e-", dir=cluster.shared))
     shutil.chown(directory, cluster.user)
-    yield Lab(cluster.run, directory, "slurm-cluster", {"XDG_STATE_HOME": str(directory / "state")})
+    environ = {"XDG_STATE_HOME": str(directory / "state"), "HPC_TRAIN_RECOVERY_BACKOFF": "1s"}
+    yield Lab(cluster.run, directory, "slurm-cluster", environ)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ from hpc_train.errors import Stopped, UsageError
 from hpc_train.examples.huggingface_trainer import Counting
 from hpc_train.integrations.completion import complete_checkpoints
 from hpc_train.integrations.huggingface import StopCallback, newest_checkpoint
+from tests.integrations.two_ranks import two_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -26,21 +27,35 @@ STEPS_AN_EPOCH, STEPS = 6, 15
 
 
 class StopAt(TrainerCallback):  # type: ignore[misc]
-    """Sends the warning to this process when a step is done."""
+    """Sends the warning to this process when a step is done, or in the second batch of the evaluation after it."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, *, evaluating: bool = False) -> None:
         self.step = step
+        self.evaluating = evaluating
         self.seen: list[int] = []
+        self.evaluated: list[int] = []  # the step, once a batch
+        self.trainer: Any = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At that step."""
         self.seen.append(state.global_step)
-        if state.global_step == self.step:
+        if state.global_step == self.step and not self.evaluating:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After that step."""
+        self.evaluated.append(state.global_step)
+        if self.evaluating and self.evaluated.count(self.step) == 2 and state.global_step == self.step:
             os.kill(os.getpid(), signal.SIGUSR2)
 
 
 def train(directory: Path, stop_at: int = 0, **options: Any) -> tuple[list[bytes], list[int]]:
     """One start of a training; gives its weights, and the steps that were done."""
+    return run(directory, StopAt(stop_at), **options)
+
+
+def run(directory: Path, watch: StopAt, **options: Any) -> tuple[list[bytes], list[int]]:
+    """As `train`."""
     torch.manual_seed(1)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
     settings = {"save_steps": 5, "save_total_limit": 2, "logging_steps": 4, "max_steps": STEPS, **options}
@@ -52,7 +67,6 @@ def train(directory: Path, stop_at: int = 0, **options: Any) -> tuple[list[bytes
         disable_tqdm=True,
         **settings,
     )
-    watch = StopAt(stop_at)
     data = Counting(STEPS_AN_EPOCH * 4, 0.0)
     trainer = Trainer(
         model=model,
@@ -61,6 +75,7 @@ def train(directory: Path, stop_at: int = 0, **options: Any) -> tuple[list[bytes
         eval_dataset=Counting(4, 0.0),
         callbacks=[watch, StopCallback()],
     )
+    watch.trainer = trainer
     trainer.train(resume_from_checkpoint=newest_checkpoint(directory))
     return [value.numpy().tobytes() for value in model.state_dict().values()], watch.seen
 
@@ -98,6 +113,53 @@ def test_a_stop_saves_before_the_evaluation_that_is_due(place: Path) -> None:
     assert complete_checkpoints(place)[-1][0] == 7
     history = json.loads((place / "checkpoint-7" / "trainer_state.json").read_text())["log_history"]
     assert history and not any("eval_loss" in entry for entry in history)
+
+
+# Four batches; at steps inside an epoch, or at an epoch's end.
+BY_STEPS = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 1}
+BY_EPOCHS = {"eval_strategy": "epoch", "per_device_eval_batch_size": 1}
+
+
+@pytest.mark.parametrize(("options", "step"), [(BY_STEPS, 8), (BY_EPOCHS, STEPS_AN_EPOCH)])
+def test_a_stop_does_not_wait_for_the_end_of_an_evaluation(place: Path, options: dict[str, Any], step: int) -> None:
+    (place / "a").mkdir()
+    undisturbed, _ = train(place / "a", **options)
+    watch = StopAt(step, evaluating=True)
+    with pytest.raises(Stopped, match=f"saved at step {step}"):
+        run(place / "b", watch, **options)
+    assert watch.evaluated.count(step) == 2
+    weights, steps = train(place / "b", **options)
+    assert steps == list(range(step + 1, STEPS + 1))
+    assert weights == undisturbed
+
+
+def test_a_stop_in_the_evaluation_after_the_last_step_lets_the_training_end(place: Path) -> None:
+    watch = StopAt(STEPS, evaluating=True)
+    run(place, watch, **BY_STEPS)
+    assert watch.evaluated.count(STEPS) == 4
+    assert complete_checkpoints(place)[-1][0] == STEPS
+
+
+class Evaluates(StopAt):
+    """Asks for an evaluation of its own, inside a step whose gradients are half there."""
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the second step's first half."""
+        if state.global_step == self.step:
+            self.trainer.evaluate()
+
+
+def test_an_evaluation_inside_a_step_is_not_cut(place: Path) -> None:
+    watch = Evaluates(1, evaluating=True)
+    with pytest.raises(Stopped, match="saved at step 2"):
+        run(place, watch, gradient_accumulation_steps=2, per_device_eval_batch_size=1)
+    assert watch.evaluated == [1] * 4
+
+
+def test_two_ranks_leave_an_evaluation_together(place: Path) -> None:
+    said = two_ranks(place, name="huggingface", step="4", options="[test.BY_STEPS]")
+    assert said == ["signal, saved at step 4"]
+    assert [step for step, _ in complete_checkpoints(place / "out-0")] == [4]
 
 
 def test_a_stop_at_the_last_step_lets_the_training_end(place: Path) -> None:

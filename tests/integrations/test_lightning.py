@@ -19,6 +19,7 @@ from hpc_train.errors import Stopped, UsageError
 from hpc_train.examples.lightning_trainer import Adder, Sums
 from hpc_train.integrations.completion import complete_checkpoints
 from hpc_train.integrations.lightning import ResumableLoader, StopCallback, newest_checkpoint
+from tests.integrations.two_ranks import two_ranks
 
 # Lightning warns of what it deprecates itself, and of small numbers of workers.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -43,28 +44,53 @@ class Adds(Adder):
 
 
 class StopAt(Callback):  # type: ignore[misc]
-    """Sends the warning to this process when a step is done."""
+    """Sends the warning to this process when a step is done, or in the second batch of the validation after it."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, *, evaluating: bool = False) -> None:
         self.step = step
+        self.evaluating = evaluating
         self.seen: list[int] = []
+        self.validated: list[int] = []  # the step, once a batch
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """At that step, once."""
         self.seen.append(trainer.global_step)
-        if trainer.global_step == self.step:
+        if trainer.global_step == self.step and not self.evaluating:
             self.step = -1
             os.kill(os.getpid(), signal.SIGUSR2)
 
+    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+        """After that step."""
+        if not trainer.sanity_checking:
+            self.validated.append(trainer.global_step)
+        if self.evaluating and trainer.global_step == self.step and self.validated.count(self.step) == 2:
+            os.kill(os.getpid(), signal.SIGUSR2)
 
-def train(directory: Path, stop_at: int = -1, *, every: int | None = None, workers: int = 0, **options: Any) -> Any:
+
+def train(directory: Path, stop_at: int = -1, **options: Any) -> Any:
     """One start of a training; gives its model, and the steps that were done."""
+    return run(directory, StopAt(stop_at), **options)
+
+
+def run(
+    directory: Path,
+    watch: StopAt,
+    *,
+    every: int | None = None,
+    workers: int = 0,
+    num_valid: int = 1,
+    devices: int = 1,
+    **options: Any,
+) -> Any:
+    """As `train`; `num_valid`: batches of a validation."""
     lightning.seed_everything(1, verbose=False)
-    model, watch = Adds(), StopAt(stop_at)
+    model = Adds()
     trainer = lightning.Trainer(
         accelerator="cpu",
+        devices=devices,
         max_epochs=EPOCHS,
-        plugins=[LightningEnvironment()],  # looking for it would start MPI in the process of the tests
+        # looking for it would start MPI in the process of the tests
+        plugins=[LightningEnvironment() if devices == 1 else TorchElasticEnvironment()],
         callbacks=[StopCallback(directory, every_n_steps=every), watch],
         logger=False,
         enable_progress_bar=False,
@@ -73,7 +99,7 @@ def train(directory: Path, stop_at: int = -1, *, every: int | None = None, worke
     )
     data = Sums(STEPS_AN_EPOCH * 4, 0.0)
     loader = ResumableLoader(data, batch_size=4, shuffle=True, num_workers=workers)
-    valid = torch.utils.data.DataLoader(Sums(4, 0.0), batch_size=4)
+    valid = torch.utils.data.DataLoader(Sums(4 * num_valid * devices, 0.0), batch_size=4)
     trainer.fit(model, loader, valid, ckpt_path=newest_checkpoint(directory))
     return model, watch.seen
 
@@ -123,6 +149,52 @@ def test_workers_read_what_is_left_of_the_epoch(place: Path) -> None:
         train(place / "b", 8, workers=2)
     model, _ = train(place / "b", workers=2)
     assert weights(model) == weights(whole)
+
+
+# Validations inside an epoch, at its end, and where gradients are being accumulated.
+INSIDE = {"num_valid": 3, "val_check_interval": 2}
+AT_THE_END = {"num_valid": 3}
+AFTER_TWO = {"num_valid": 3, "accumulate_grad_batches": 2, "val_check_interval": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [(INSIDE, 2), (INSIDE, 10), (INSIDE, STEPS_AN_EPOCH), (AT_THE_END, 2 * STEPS_AN_EPOCH), (AFTER_TWO, 4)],
+)
+def test_a_validation_that_a_stop_cut_short_is_made_again(place: Path, options: dict[str, Any], step: int) -> None:
+    (place / "a").mkdir()
+    whole = StopAt(-1)
+    undisturbed, _ = run(place / "a", whole, **options)
+    cut, again = StopAt(step, evaluating=True), StopAt(-1)
+    with pytest.raises(Stopped, match=f"saved at step {step}"):
+        run(place / "b", cut, **options)
+    assert cut.validated.count(step) == 2
+    model, _ = run(place / "b", again, **options)
+    assert cut.seen + again.seen == whole.seen
+    assert cut.validated[:-2] + again.validated == whole.validated
+    assert weights(model) == weights(undisturbed)
+
+
+def test_a_validation_between_two_halves_of_a_step_is_not_cut(place: Path) -> None:
+    watch = StopAt(1, evaluating=True)
+    with pytest.raises(Stopped, match="saved at step 2"):
+        run(place, watch, accumulate_grad_batches=2, val_check_interval=3, num_valid=3)
+    assert watch.validated == [1, 1, 1]
+
+
+def test_a_stop_in_the_last_validation_lets_the_training_end(place: Path) -> None:
+    watch = StopAt(STEPS_AN_EPOCH * EPOCHS, evaluating=True)
+    model, _ = run(place, watch, num_valid=3)
+    assert (model.num_validations, watch.validated[-3:]) == (EPOCHS, [STEPS_AN_EPOCH * EPOCHS] * 3)
+
+
+def test_two_ranks_leave_a_validation_together(place: Path) -> None:
+    always = '"devices": 2, "val_check_interval": 1, "use_distributed_sampler": False'
+    counts = ("3", 'int(os.environ["RANK"]) + 3')
+    options = ", ".join(f'{{{always}, "num_valid": {count}}}' for count in counts)
+    said = two_ranks(place, name="lightning", step="2", options=f"[{options}]")
+    # Where they do not validate the same number of batches they cannot meet between two: the step after it is next.
+    assert said == ["signal, saved at step 2", "signal, saved at step 3"]
 
 
 def test_a_stop_at_the_last_step_lets_the_training_end(place: Path) -> None:

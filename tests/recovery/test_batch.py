@@ -111,9 +111,17 @@ def test_decide_prints_word_code_and_list_and_one_sentence(run: RunDir) -> None:
     attempt = start_attempt(run, NODES)
     write_mark(attempt, mark("hang", 3, code=76, cause="stuck 9 s in load"))
     done = decide(run, 143)
-    assert done.stdout == "again-elsewhere 76 -\n"  # no job of Slurm's, so no list
+    assert done.stdout == "again-elsewhere 76 - 0\n"  # no job of Slurm's, so no list
     assert done.stderr.startswith("hpc-train: attempt 0: hang: rank 3 on n1 at step 3: stuck 9 s in load; starts again")
     assert done.stderr.count("\n") == 1
+
+
+def test_decide_tells_how_long_the_next_attempt_waits_after_a_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", backoff_s=0.2)  # whole seconds for Slurm
+    write_mark(start_attempt(run, NODES), mark("crash", 3, code=139))
+    assert decide(run, 143).stdout == "again 139 - 1\n"
+    write_mark(start_attempt(run, NODES), mark("stopped", 3, code=75))
+    assert decide(run, 75, attempt=1).stdout == "again 75 - 0\n"
 
 
 def test_decide_knows_that_the_scheduler_ended_the_attempt(run: RunDir) -> None:
@@ -121,7 +129,7 @@ def test_decide_knows_that_the_scheduler_ended_the_attempt(run: RunDir) -> None:
     for rank in NODES:
         write_mark(attempt, mark("terminated", rank, code=143))
     done = decide(run, 143, "--terminated")
-    assert done.stdout == "stop 143 -\n"
+    assert done.stdout == "stop 143 - 0\n"
     assert "ended by the scheduler: time limit, preemption or cancel" in done.stderr
 
 
@@ -186,7 +194,7 @@ def test_a_job_that_slurm_requeues_by_itself_is_left_alone(run: RunDir) -> None:
         "HPC_TRAIN_QUEUE_SAYS": "COMPLETING          1           N/A                     None",
     }
     done = call("decide", run, "--submission", "0", "--attempt", "0", "--code", "143", "--terminated", **says)
-    assert done.stdout == "leave 143 -\n"
+    assert done.stdout == "leave 143 - 0\n"
     assert "preempted" in done.stderr and "requeued from outside" in done.stderr
     assert begin(run, SLURM_RESTART_COUNT="1").stdout.startswith("go 1 ")
 
@@ -252,7 +260,7 @@ def test_the_shell_of_an_older_submission_asks_for_no_requeue(run: RunDir) -> No
     for rank in NODES:
         write_mark(attempt, mark("stopped", rank, code=75))
     add_submission(run, 1)
-    assert decide(run, 75).stdout == "leave 75 -\n"
+    assert decide(run, 75).stdout == "leave 75 - 0\n"
 
 
 def test_a_submission_that_comes_while_the_older_job_begins_wins(run: RunDir) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_train.recovery.outside import CANCEL, NODE_FAILURE, PREEMPTION, REQUEUE
-from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide
+from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide, delay_s
 from hpc_train.run.marks import CODE_OF_CLASS
 from tests.run.records import mark
 
@@ -45,6 +45,23 @@ CLASSES = sorted({*CODE_OF_CLASS, "program", "killed", "crash", "terminated", "p
 HANGING = (mark("hang", 0), mark("hang", 1))
 TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
 PREEMPTED = {**TERMINATED, "ended_by": PREEMPTION, "stop_reason": PREEMPTION}
+
+
+@pytest.mark.parametrize(
+    ("word", "failure", "seconds"),
+    [
+        ("again", "crash", 30),
+        ("again", "timeout", 30),
+        ("again-elsewhere", "hang", 30),
+        ("again", "stopped", 0),  # it was asked to stop
+        ("again", "preempted", 0),
+        ("hold", "no_space", 0),  # whoever lets it go on does not want to wait
+        ("stop", "program", 0),
+        ("done", "done", 0),
+    ],
+)
+def test_only_an_attempt_after_a_failure_waits(word: str, failure: str, seconds: int) -> None:
+    assert delay_s(Decision(word, failure, ""), replace(LIMITS, backoff_s=30)) == seconds
 
 
 @pytest.mark.parametrize(

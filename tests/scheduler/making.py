@@ -52,7 +52,7 @@ def launch_of(**changes: Any) -> dict[str, Any]:
         "format": "hpc-train-launch", "version": 1, "command": ["true"], "python": "python", "workdir": "/",
         "rendezvous": "none", "interfaces": [], "launcher": "mpirun", "mpi": "mpirun", "num_ranks": 1,
         "ranks_per_node": 1, "cpus_per_rank": 1, "environment": {}, "hang_timeout_s": 60, "max_failures": 3,
-        "max_attempts": 5, "can_continue": True, "backoff_s": 0.2, "walltime_s": None, "stop_lead_s": 1,
+        "max_attempts": 5, "can_continue": True, "backoff_s": 0, "walltime_s": None, "stop_lead_s": 1,
         "kill_wait_s": 0.5,
     }  # fmt: skip
     return {**record, **changes}

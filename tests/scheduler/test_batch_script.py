@@ -48,6 +48,18 @@ def test_the_decision_hears_the_launchers_code(stage: Stage, code: int) -> None:
             ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList=n2,n5"],
         ),
         ("again 75 ExcNodeList=", 0, ["scontrol requeue 77", "scontrol update jobid=77 ExcNodeList="]),  # all let go
+        # a back-off that is longer than Slurm's own wait, 120 s where it says nothing else
+        ("again 76 - 120", 0, ["scontrol show config", "scontrol requeue 77"]),
+        (
+            "again-elsewhere 76 ExcNodeList=n2 121",
+            0,
+            [
+                "scontrol show config",
+                "scontrol requeue 77",
+                "scontrol update jobid=77 ExcNodeList=n2",
+                "scontrol update jobid=77 StartTime=now+121",
+            ],
+        ),
         ("leave 143 -", 0, []),  # Slurm has requeued it already
         ("leave 143 ExcNodeList=n2", 0, ["scontrol update jobid=77 ExcNodeList=n2"]),  # and may still hear of a list
         ("perhaps 1 -", 70, []),
@@ -58,6 +70,16 @@ def test_each_word_of_the_decision_has_its_act(stage: Stage, answer: str, code: 
     stage.answers(decide=f"echo A greeting of the site; echo {answer}")
     assert stage.finish()[0] == code
     assert stage.calls[1:] == calls
+
+
+@pytest.mark.parametrize(("delay", "is_set"), [(6, False), (7, True)])
+def test_a_back_off_never_makes_slurms_own_wait_shorter(stage: Stage, delay: int, is_set: bool) -> None:
+    says = 'echo "AuthInfo                = socket=/run/munge,cred_expire=6"; echo "AuthType = auth/munge"'
+    write_program(stage.bin, "scontrol", f'{log_call(stage.bin / "calls")}\n[ "$1" != show ] || {{ {says}; }}')
+    stage.answers(decide=f"echo again 76 - {delay}")
+    assert stage.finish()[0] == 0
+    told = [f"scontrol update jobid=77 StartTime=now+{delay}"] if is_set else []
+    assert stage.calls[1:] == ["scontrol show config", "scontrol requeue 77", *told]
 
 
 def test_the_launchers_own_words_are_kept_for_the_decision_and_shown(stage: Stage) -> None:
@@ -295,6 +317,8 @@ def test_a_run_directory_that_vanishes_meanwhile_ends_with_an_error(stage: Stage
             0,
             ["succeed again", "scontrol update jobid=78 ExcNodeList=n2,n5"],
         ),
+        # a new job would start at once
+        ("again 76 - 10", 0, ["succeed again", "scontrol update jobid=78 StartTime=now+10"]),
         ("leave 143 -", 0, []),  # a later attempt owns the run
     ],
 )

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,19 @@ def test_a_script_that_wants_no_more_ends_the_job(machine: Machine, code: int, s
 
 
 def test_a_script_that_asks_for_it_runs_again_after_a_pause(machine: Machine) -> None:
-    script = 'date +%s.%N >>"$NOTES"; [ "$(grep -c start "$NOTES")" -ge 3 ] || : >"$HERE/again"'
-    job_id = machine.submit(script, backoff_s=0.4)
+    script = 'date +%s.%N >>"$NOTES"; [ "$(grep -c start "$NOTES")" -ge 3 ] || echo 0.4 >"$HERE/again"'
+    job_id = machine.submit(script)
     machine.wait(job_id, "requeued")
     assert machine.wait(job_id, "completed").state == "completed"
     times = [float(line) for line in notes(job_id) if line[0].isdigit()]
     assert len(times) == 3
     assert all(later - earlier >= 0.4 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_script_that_names_no_pause_runs_again_at_once(machine: Machine) -> None:
+    script = 'date +%s.%N >>"$NOTES"; [ "$(grep -c start "$NOTES")" -ge 2 ] || : >"$HERE/again"'
+    job_id, found = machine.run(script)
+    assert (found.state, len(notes(job_id))) == ("completed", 4)
 
 
 def test_a_mark_of_a_dead_supervisors_script_counts_no_more(machine: Machine) -> None:
@@ -176,8 +183,10 @@ def test_cancel_leaves_no_process(machine: Machine) -> None:
 
 
 def test_a_job_that_is_cancelled_between_attempts_does_not_start_again(machine: Machine) -> None:
-    job_id = machine.submit(': >"$HERE/again"', backoff_s=60)
-    machine.wait(job_id, "requeued")
+    job_id = machine.submit('echo 60 >"$HERE/again"')
+    found = machine.wait(job_id, "requeued")
+    starts = datetime.fromisoformat(found.reason.removeprefix("the next attempt starts at "))
+    assert 0 < (starts - datetime.now()).total_seconds() <= 60
     machine.backend.cancel(job_id)
     assert machine.state(job_id).state == "cancelled"
     assert len(notes(job_id)) == 1

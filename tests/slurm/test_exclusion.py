@@ -73,16 +73,16 @@ def control(cluster: SlurmCluster, *words: str) -> None:
 
 
 def test_what_failed_is_added_to_what_the_user_excluded_and_slurm_takes_the_list(case: Case) -> None:
-    assert case.fail_on("n2", attempt=0) == "again-elsewhere 76 ExcNodeList=n2,n8"
+    assert case.fail_on("n2", attempt=0) == "again-elsewhere 76 ExcNodeList=n2,n8 0"
     control(case.cluster, "requeue", case.job_id)
     changed = case.cluster.run(["scontrol", "update", f"jobid={case.job_id}", "ExcNodeList=n2,n8"])
     assert changed.returncode == 0, changed.stderr
-    assert case.fail_on("n3", attempt=1) == "again-elsewhere 76 ExcNodeList=n2,n3,n8"
+    assert case.fail_on("n3", attempt=1) == "again-elsewhere 76 ExcNodeList=n2,n3,n8 0"
     assert case.told() == [["n2"], ["n2", "n3"]]
     # a person lets it go on: what was ours is let go, what is the user's stays
     Journal(case.run, "login").append("requeue_asked", after_attempt=1)
     start_attempt(case.run, {})
-    assert case.decide(2) == "again 143 ExcNodeList=n8"
+    assert case.decide(2) == "again 143 ExcNodeList=n8 0"
     assert case.told()[-1] == []
 
 
@@ -91,7 +91,7 @@ def test_a_host_that_was_lost_without_a_living_shell_is_avoided_from_the_next_en
     start_attempt(case.run, {})
     made = start_attempt(case.run, {0: "n1", 1: "n1", 2: "n2", 3: "n2"})
     write_mark(made, mark("killed", 3, code=137))
-    assert case.decide(1) == "again 137 ExcNodeList=n4,n8"
+    assert case.decide(1) == "again 137 ExcNodeList=n4,n8 0"
     decision = read_decision(made)
     assert decision is not None and decision.exclude == ()
 
@@ -101,9 +101,9 @@ def test_hosts_that_the_job_cannot_do_without_are_not_excluded_whatever_the_queu
     control(case.cluster, "update", "nodename=n[2-3]", f"AvailableFeatures={BIG}", f"ActiveFeatures={BIG}")
     try:
         case.script(f"--constraint={BIG}")
-        assert case.fail_on("n2", attempt=0) == "again-elsewhere 76 -"
+        assert case.fail_on("n2", attempt=0) == "again-elsewhere 76 - 0"
         case.script(f"--constraint={BIG}", "--nodes=1")
-        assert case.fail_on("n2", attempt=1) == "again-elsewhere 76 ExcNodeList=n2,n8"
+        assert case.fail_on("n2", attempt=1) == "again-elsewhere 76 ExcNodeList=n2,n8 0"
     finally:
         control(case.cluster, "update", "nodename=n[2-3]", "AvailableFeatures=", "ActiveFeatures=")
 
@@ -112,8 +112,8 @@ def test_a_queue_with_hosts_down_lets_the_oldest_doubt_go(case: Case) -> None:
     # of n1 to n7 two are needed, and three are left
     control(case.cluster, "update", "nodename=n[4-7]", "state=drain", "reason=test")
     try:
-        assert case.fail_on("n2", attempt=0) == "again-elsewhere 76 ExcNodeList=n2,n8"
-        assert case.fail_on("n3", attempt=1) == "again-elsewhere 76 ExcNodeList=n3,n8"
+        assert case.fail_on("n2", attempt=0) == "again-elsewhere 76 ExcNodeList=n2,n8 0"
+        assert case.fail_on("n3", attempt=1) == "again-elsewhere 76 ExcNodeList=n3,n8 0"
         assert case.told() == [["n2"], ["n3"]]
     finally:
         control(case.cluster, "update", "nodename=n[4-7]", "state=resume")
@@ -124,12 +124,12 @@ def test_a_job_whose_user_excluded_nothing_gets_a_list_too(case: Case, job_dir: 
     given = case.cluster.run(["sbatch", "--parsable", "--time=10", "--wrap", "sleep 600"], cwd=job_dir)
     plain = replace(case, job_id=given.stdout.strip())
     try:
-        assert plain.fail_on("n2", attempt=0) == "again-elsewhere 76 ExcNodeList=n2"
+        assert plain.fail_on("n2", attempt=0) == "again-elsewhere 76 ExcNodeList=n2 0"
     finally:
         case.cluster.run(["scancel", plain.job_id])
 
 
 def test_where_slurm_does_not_answer_the_list_stays_as_it_is(case: Case) -> None:
     gone = replace(case, job_id="999999")
-    assert gone.fail_on("n2", attempt=0) == "again-elsewhere 76 -"
+    assert gone.fail_on("n2", attempt=0) == "again-elsewhere 76 - 0"
     assert gone.told() == []

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import time
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +32,7 @@ __all__ = ["Supervisor", "Times", "main"]
 
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
 NO_SPACE_CODE = 73
+_SECONDS = re.compile(r"\d{1,9}(\.\d+)?")  # in the mark `again`: the back-off
 _REAP_ROUNDS = 500  # of 20 ms: a process in an uninterruptible wait must not hold the supervisor for ever
 
 
@@ -37,20 +40,19 @@ _REAP_ROUNDS = 500  # of 20 ms: a process in an uninterruptible wait must not ho
 class Times:
     """Of one attempt, in seconds.
 
-    Attributes:  walltime_s: None for no limit.   lead_s: the warning comes so long before it.   backoff_s: before a
-    script is started again.   kill_wait_s: between SIGTERM and SIGKILL, as Slurm's KillWait.
+    Attributes:  walltime_s: None for no limit.   lead_s: the warning comes so long before it.   kill_wait_s:
+    between SIGTERM and SIGKILL, as Slurm's KillWait.
     """
 
     walltime_s: float | None
     lead_s: float
-    backoff_s: float
     kill_wait_s: float
 
     @classmethod
     def of_launch(cls, launch: dict[str, Any]) -> Times:
         """The times of a launch record. Raises: KeyError, ValueError, TypeError if it is damaged."""
         walltime_s = launch["walltime_s"]
-        others = (float(launch[key]) for key in ("stop_lead_s", "backoff_s", "kill_wait_s"))
+        others = (float(launch[key]) for key in ("stop_lead_s", "kill_wait_s"))
         return cls(None if walltime_s is None else float(walltime_s), *others)
 
 
@@ -84,18 +86,20 @@ class Supervisor:
             self.tell("running")
             code, is_timed_out = self._run_script()
             reap_leftovers()
-            wants_again, wants_hold = self._take("again"), self._take("hold")
+            again, wants_hold = self._take("again"), self._take("hold") is not None
             if self.is_cancelled():
                 break
             if wants_hold or code == NO_SPACE_CODE:  # where the script could not even leave a mark
                 self.tell("held", "see: hpc-train why" if wants_hold else self._full_disk())
                 return code
-            if not wants_again:
+            if again is None:
                 ended = "completed" if code == 0 else "timeout" if is_timed_out else "failed"
                 self.tell(ended, "" if code == 0 else f"the batch script ended with code {code}")
                 return code
-            self.tell("requeued", f"the next attempt starts in {self.times.backoff_s:g} s")
-            self._pause(time.monotonic() + self.times.backoff_s)
+            delay_s = float(again) if _SECONDS.fullmatch(again) else 0.0
+            starts = datetime.now() + timedelta(seconds=delay_s)
+            self.tell("requeued", f"the next attempt starts at {starts:%Y-%m-%dT%H:%M:%S}" if delay_s else "")
+            self._pause(time.monotonic() + delay_s)
         is_asked = RunDir(self.submission.path.parent).cancelled.exists()
         self.tell("cancelled", "" if is_asked else "its supervisor was told to end, as when the machine shuts down")
         return code
@@ -125,12 +129,14 @@ class Supervisor:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._woken, 4096)
 
-    def _take(self, name: str) -> bool:
-        """Whether the script left a mark of that name; the mark is removed."""
+    def _take(self, name: str) -> str | None:
+        """What a mark of that name says that the script left, None if it left none; the mark is removed."""
+        path = self.submission.path / name
         with contextlib.suppress(FileNotFoundError):
-            (self.submission.path / name).unlink()
-            return True
-        return False
+            text = path.read_text(errors="replace").strip()
+            path.unlink()
+            return text
+        return None
 
     def _run_script(self) -> tuple[int, bool]:
         """One attempt: exit code, and whether its time was over. A cancel ends it."""

@@ -163,7 +163,7 @@ def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_termina
     is_late = run.attempts()[-1].number > attempt or _has_newer(run, submission)
     word = "leave" if ender in (REQUEUE, NODE_FAILURE) or is_late else decision.word
     changes, wait_s = NO_CHANGE, 0
-    if decision.word in GOES_ON and not is_late:
+    if decision.word in (*GOES_ON, "hold") and not is_late:
         limits = read_limits(run, submission)
         changes = next_list(run, attempt, submission=submission, num_nodes=limits.num_nodes)
         wait_s = delay_s(decision, limits) if word in GOES_ON else 0

@@ -42,6 +42,7 @@ def test_the_decision_hears_the_launchers_code(stage: Stage, code: int) -> None:
         ("stop 0 -", 1, []),  # code 0 is for a run that is done
         ("again 75 -", 0, ["scontrol requeue 77"]),
         ("hold 73 -", 0, ["scontrol requeuehold 77"]),
+        ("hold 73 ExcNodeList=n2", 0, ["scontrol requeuehold 77", "scontrol update jobid=77 ExcNodeList=n2"]),
         (
             "again-elsewhere 76 ExcNodeList=n2,n5",
             0,
@@ -239,6 +240,13 @@ def test_a_decision_that_fails_is_said_and_leaves_it_to_the_next_attempt(stage: 
     code, said = stage.finish()
     assert code == 74
     assert said.splitlines()[-1] == "hpc-train: no decision was taken; the next attempt takes it: hpc-train requeue r-1"
+
+
+def test_a_decision_that_is_killed_is_taken_by_a_second_try(stage: Stage) -> None:
+    once = '[ -e "$here/killed" ] || { : >"$here/killed"; kill -KILL $$; }'
+    stage.answers(rank="exit 75", decide=f"{once}; echo again 75 -")
+    assert stage.finish()[0] == 0
+    assert stage.calls[-1] == "scontrol requeue 77"
 
 
 def test_a_setup_line_that_changes_the_shells_rules_loses_no_decision(stage: Stage) -> None:

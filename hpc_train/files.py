@@ -16,7 +16,7 @@ import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hpc_train.errors import HpcTrainError, SpecError
 
@@ -25,10 +25,13 @@ __all__ = [
     "flush_file_system",
     "fsync_dir",
     "has_control_characters",
+    "open_regular",
     "parse_record",
     "process_start",
     "read_json",
+    "read_lines",
     "read_text",
+    "readable_lines",
     "record_text",
     "refuse_control_characters",
     "slug",
@@ -109,6 +112,28 @@ def read_text(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) ->
 
     Raises: OSError as the system gives it; ValueError if it is larger, not a regular file, or not UTF-8.
     """
+    return _read_bytes(path, limit).decode()
+
+
+def read_lines(path: str | os.PathLike[str], *, limit: int) -> list[str]:
+    """Lines of a regular file that is not larger than `limit` bytes; those that are no UTF-8 are passed over.
+
+    For records of one object a line: one damaged byte must not hide all the others.
+    Raises: OSError as the system gives it; ValueError if it is larger, or not a regular file.
+    """
+    return readable_lines(_read_bytes(path, limit))
+
+
+def readable_lines(data: bytes) -> list[str]:
+    """The lines that are UTF-8."""
+    lines = []
+    for line in data.splitlines():
+        with contextlib.suppress(UnicodeDecodeError):
+            lines.append(line.decode())
+    return lines
+
+
+def _read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
     # O_NONBLOCK: opening a FIFO somebody put there must not hang.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -121,7 +146,22 @@ def read_text(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) ->
         os.close(fd)
     if len(data) > limit:
         raise ValueError(f"{path}: larger than {limit} bytes")
-    return data.decode()
+    return data
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, open for reading. A FIFO in its place would keep its reader waiting, a device for ever.
+
+    Raises: OSError as the system gives it; of what is no regular file, ENXIO or EISDIR.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return open(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.ENXIO, "not a regular file", os.fspath(path))
 
 
 def read_json(path: str | os.PathLike[str], *, limit: int = MAX_RECORD_BYTES) -> Any:
@@ -154,7 +194,7 @@ def why_unreadable(path: str | os.PathLike[str], error: OSError | ValueError) ->
     said = f"{path} cannot be read ({error.strerror or error})"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{said}; who owns it must give you the right: {_owned(path)}"
-    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
         return f"{said}; something else lies in its place: put it back from a copy, or move that away"
     if error.errno == errno.ENOENT:
         return f"{said}; it was moved or removed"
@@ -193,7 +233,9 @@ def parse_record(text: str, where: str, *, kind: str, version: int, error: type[
 
 def append_line(path: str | os.PathLike[str], line: str) -> None:
     """Append one line with a single write(2), then fsync, so that one writer's lines never interleave."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    # O_NONBLOCK: a FIFO that nobody reads is an error, not a wait.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o666)
     try:
         data = line.encode() + b"\n"
         written = os.write(fd, data)

@@ -13,7 +13,7 @@ import click
 
 from hpc_train.cli.follow import Follower, start_of_tail
 from hpc_train.errors import SpecError, UsageError
-from hpc_train.files import read_json
+from hpc_train.files import read_json, read_text
 from hpc_train.recovery.evidence import read_decision, submission_of
 from hpc_train.run.index import find_run
 from hpc_train.run.layout import AttemptDir, RunDir
@@ -144,8 +144,8 @@ def _logs_of(attempt: AttemptDir, choice: _Choice) -> list[Path]:
     nodes = [choice.node] if choice.node is not None else []
     if choice.rank is not None:
         try:
-            nodes.append((attempt.ready / str(choice.rank)).read_text(errors="replace").strip())
-        except OSError:  # it has not started, or there is no such rank
+            nodes.append(read_text(attempt.ready / str(choice.rank)).strip())
+        except (OSError, ValueError):  # it has not started, or there is no such rank
             return []
     wanted = {node.partition(".")[0] for node in nodes}
     found = _all_logs(attempt)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_train.errors import SpecError
-from hpc_train.files import read_text, slug, write_atomic
+from hpc_train.files import read_lines, readable_lines, slug, write_atomic
 from hpc_train.run.jobs import read_jobs
 from hpc_train.run.layout import RunDir, find_run_format
 
@@ -106,7 +106,7 @@ def read_index(environ: Mapping[str, str]) -> list[IndexEntry]:
     if path is None:
         return []
     try:
-        lines = read_text(path, limit=MAX_INDEX_BYTES).splitlines()
+        lines = read_lines(path, limit=MAX_INDEX_BYTES)
     except (OSError, ValueError):
         return []
     return [entry for entry in map(_parse, lines) if entry is not None]
@@ -134,10 +134,10 @@ def tidy_index(environ: Mapping[str, str]) -> int:
             if not is_locked or os.fstat(fd).st_size > MAX_INDEX_BYTES:
                 return 0
             # by this descriptor: closing another one of the file would give the lock away (fcntl(2))
-            lines = os.pread(fd, MAX_INDEX_BYTES, 0).decode().splitlines()
-            known = [(line, entry) for line in lines if (entry := _parse(line)) is not None]
+            data = os.pread(fd, MAX_INDEX_BYTES, 0)
+            known = [(line, entry) for line in readable_lines(data) if (entry := _parse(line)) is not None]
             kept = [line for line, entry in known if not _is_gone(entry.path)]
-            if len(kept) < len(lines):
+            if len(kept) < len(data.splitlines()):
                 write_atomic(path, "".join(f"{line}\n" for line in kept), mode=0o600)
             return len(known) - len(kept)
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_train.files import append_line, read_json, read_text
+from hpc_train.files import append_line, read_json, read_lines
 from hpc_train.run.layout import RunDir, SubmissionDir
 
 __all__ = ["JobRecord", "read_jobs", "record_job", "record_withdrawn", "standing_jobs"]
@@ -73,7 +73,7 @@ def _lines(submission: SubmissionDir) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # a job can start before the login side has written which one it is
     try:
-        texts = read_text(submission.jobs, limit=MAX_JOBS_BYTES).splitlines()
+        texts = read_lines(submission.jobs, limit=MAX_JOBS_BYTES)
     except (OSError, ValueError):
         texts = []
     for text in texts:

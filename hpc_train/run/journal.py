@@ -7,8 +7,10 @@ by order within an attempt, never by clock: nodes' clocks differ. Standard libra
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import operator
 import os
 import re
 import time
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_train.files import open_regular
 from hpc_train.run.layout import RunDir
 
 __all__ = ["MAX_LINE_BYTES", "Event", "Journal", "last_commit", "parse_event", "read_journal"]
@@ -58,11 +61,11 @@ class Journal:
         """Write one event with a single write(2).
 
         Args:  durable: fsync after it. Steps do without: losing the last few lines of a dead node is harmless.
-        fields: JSON values; they cannot replace the event's own keys.
+        fields: JSON values, numbers of NumPy and torch too; they cannot replace the event's own keys.
         Raises: OSError as the system gives it; ValueError if the line would be longer than readers take.
         """
         record = {**fields, "event": event, "attempt": self.attempt, "time": round(time.time(), 3)}
-        line = json.dumps(record, allow_nan=True, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(record, allow_nan=True, separators=(",", ":"), default=_plain_number).encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"journal event {event!r} has {len(line)} bytes; {MAX_LINE_BYTES} are the limit")
         if self._fd is None:
@@ -89,6 +92,15 @@ class Journal:
             self._fd = None
 
 
+def _plain_number(value: Any) -> int | float:
+    """A number of another library as JSON has it. Raises: TypeError for what is none."""
+    with contextlib.suppress(TypeError):
+        return operator.index(value)
+    if not hasattr(value, "__float__"):  # float() itself takes texts
+        raise TypeError(f"a journal event cannot hold {type(value).__name__}")
+    return float(value)
+
+
 def read_journal(run: RunDir, *, without: Sequence[str] = ()) -> list[Event]:
     """All events of a run, merged by attempt and by the order in which the writers act within it.
 
@@ -109,7 +121,7 @@ def read_journal(run: RunDir, *, without: Sequence[str] = ()) -> list[Event]:
 
 def _read_file(path: Path, writer: str, without: Sequence[str]) -> Iterator[Event]:
     unwanted = [f'"event":"{name}","attempt":'.encode() for name in without]
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while line := file.readline(MAX_LINE_BYTES):
             if any(text in line for text in unwanted):
                 continue  # before it is parsed, which is what costs

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from hpc_train.files import open_regular
 from hpc_train.run.journal import MAX_LINE_BYTES, Event, parse_event
 from hpc_train.run.layout import RunDir
 
@@ -97,7 +98,7 @@ class JournalTail:
         return Newest(tuple(steps.steps), steps.is_from_start, commit, progress, started)
 
     def _scan(self, name: str) -> _Seen:
-        with open(self._run.journal / name, "rb") as file:
+        with open_regular(self._run.journal / name) as file:
             status = os.fstat(file.fileno())
             seen = self._seen.get(name)
             if seen is None or seen.inode != status.st_ino or seen.end > status.st_size:
@@ -108,7 +109,7 @@ class JournalTail:
         return seen
 
     def _started(self, name: str) -> Event | None:
-        with open(self._run.journal / name, "rb") as file:
+        with open_regular(self._run.journal / name) as file:
             return next(_found(file.read(_BLOCK_BYTES), "attempt_started"), None)
 
 

@@ -42,7 +42,9 @@ def keep_reserve(run: RunDir, num_ranks: int) -> None:
 
 def _fill(path: Path, nbytes: int) -> None:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        # O_NONBLOCK: a FIFO in its place is an error, not a wait.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600)
         try:
             # Random, not zeros: some file systems store zeros in no space at all. fsync: others count it only then.
             left = memoryview(os.urandom(nbytes))

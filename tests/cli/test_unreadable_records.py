@@ -41,6 +41,23 @@ def test_a_journal_that_cannot_be_read_hides_nothing_else(shell: Shell, run: Run
     assert shell.json("why", "r")["notes"][0] == f"{run.journal}/rank0-000.jsonl {IN_PLACE}"
 
 
+@pytest.mark.parametrize("name", ["rank0-000.jsonl", "batch-000.jsonl"])
+def test_a_pipe_in_place_of_a_journal_keeps_no_command_waiting(shell: Shell, run: RunDir, name: str) -> None:
+    path = run.journal / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    told = f"{path} {IN_PLACE.replace('Is a directory', 'not a regular file')}"
+    assert shell.json("status", "r")[0]["reason"] == f"{told}; KeyError: 'x'"
+    assert f"note      {told}" in shell.ok("why", "r").splitlines()
+    begun = shell.run("begin", run.path, "--submission", "0")
+    assert begun.returncode == 74 and f"{path}: not a regular file" in begun.stderr, begun.stderr
+
+
+def test_a_pipe_in_place_of_a_log_keeps_no_command_waiting(shell: Shell, run: RunDir) -> None:
+    os.mkfifo(run.attempt(0).ready / "0")
+    assert "has no logs yet" in shell.run("logs", "r", "--rank", "0").stderr
+
+
 def test_a_journal_that_is_no_directory_is_told_too(shell: Shell, run: RunDir) -> None:
     run.journal.rename(run.path / "aside")
     run.journal.touch()

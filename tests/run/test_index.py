@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -287,3 +288,22 @@ def test_the_room_stands_on_the_standard_library(tmp_path: Path) -> None:
     text += "print([n for n in sys.modules if n.split('.')[0] in ('torch', 'numpy', 'mpi4py', 'msgspec', 'click')])"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_one_byte_that_is_no_utf_8_hides_no_other_run(runs: list[RunDir], environ: dict[str, str]) -> None:
+    path = index_path(environ)
+    assert path is not None
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"run": "\xff\n' + lines[1].replace(b"1001", b"10\xff1") + lines[2] + b"\xfe")
+    assert [entry.path for entry in read_index(environ)] == [runs[0].path, runs[2].path]
+    assert find_run("vit", environ) == runs[2]
+
+
+def test_tidying_drops_what_no_line_of_ours_is_and_keeps_the_rest(runs: list[RunDir], environ: dict[str, str]) -> None:
+    path = index_path(environ)
+    assert path is not None
+    path.write_bytes(b"\xff\n" + path.read_bytes())
+    shutil.rmtree(runs[1].path)
+    assert tidy_index(environ) == 1
+    assert [entry.path for entry in read_index(environ)] == [runs[0].path, runs[2].path]
+    assert b"\xff" not in path.read_bytes()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from hpc_train.files import write_json
 from hpc_train.run.jobs import JobRecord, read_jobs, record_job, record_withdrawn, standing_jobs
@@ -41,3 +44,21 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     ]
     run.submission(0).jobs.write_text("\n".join([*lines, '{"job_id": "10", "attempt": 3}', '{"job_']))
     assert read_jobs(run) == [JobRecord(0, "10", 3)]
+
+
+def test_one_byte_that_is_no_utf_8_hides_no_other_job(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    record_job(run.submission(0), "8", attempt=0)
+    with open(run.submission(0).jobs, "ab") as file:
+        file.write(b'{"job_id": "\xff"}\n')
+    record_job(run.submission(0), "9", attempt=1)
+    assert [job.job_id for job in read_jobs(run)] == ["8", "9"]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_jobs_keeps_nobody_waiting(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    os.mkfifo(run.submission(0).jobs)
+    assert read_jobs(run) == []
+    with pytest.raises(OSError, match="No such device"):
+        record_job(run.submission(0), "9")

@@ -6,12 +6,14 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_train.run.journal import Event, Journal, last_commit, read_journal
 from hpc_train.run.layout import RunDir
+from hpc_train.run.newest import JournalTail
 from tests.run.records import make_run
 
 
@@ -149,3 +151,28 @@ def test_the_newest_commit_is_the_largest_step_committed(pairs: list[tuple[str, 
     events = [Event(name, "rank0", 0, 0.0, {"step": step}) for name, step in pairs]
     expected = [step for name, step in pairs if name == "commit" and isinstance(step, int)]
     assert last_commit(events) == max(expected, default=None)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["rank0-000.jsonl", "batch-000.jsonl"])
+def test_what_is_no_file_in_place_of_a_journal_is_named_and_keeps_nobody_waiting(run: RunDir, name: str) -> None:
+    path = run.journal / name
+    for device in ("", "/dev/zero"):
+        if device:
+            path.symlink_to(device)
+        else:
+            os.mkfifo(path)
+        for read in (lambda: read_journal(run), JournalTail(run).read):
+            with pytest.raises(OSError, match="not a regular file") as caught:
+                read()
+            assert caught.value.filename == str(path)
+        path.unlink()
+
+
+def test_numbers_of_other_libraries_are_journalled_and_what_is_no_value_is_refused(run: RunDir) -> None:
+    journal = Journal(run, "rank0", 0)
+    journal.append("step", step=np.int64(3), loss=np.float32(0.5))
+    with pytest.raises(TypeError, match="a journal event cannot hold bytes"):
+        journal.append("step", step=b"1")
+    (event,) = read_journal(run)
+    assert event.fields == {"step": 3, "loss": 0.5}

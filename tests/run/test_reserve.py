@@ -80,3 +80,13 @@ def test_the_supervisors_record_is_replaced_where_nothing_new_has_room(run: RunD
     read = read_record(submission)
     assert read is not None and read.state == "held" and written.reason.startswith(read.reason)
     assert len(os.listdir(submission.path)) == 2  # with the launch record
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_reserve_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    os.mkfifo(run.path / MARKS)
+    with pytest.raises(OSError, match="No such device"):
+        keep_reserve(run, 4)
+    keep_reserve(run, 4)  # it was put away
+    assert (run.path / MARKS).is_file()

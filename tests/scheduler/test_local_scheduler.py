@@ -320,3 +320,10 @@ def test_only_a_run_that_nobody_cancelled_is_said_to_have_lost_its_supervisor(ma
     os.kill(record.pid, signal.SIGTERM)
     state = machine.wait(job_id, "cancelled")
     assert state.reason == ("" if is_asked else "its supervisor was told to end, as when the machine shuts down")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_supervisors_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+    submission = make_run(tmp_path / "r").submission(0)
+    os.mkfifo(submission.path / "supervisor.lock")
+    assert not is_locked(submission)

@@ -84,7 +84,7 @@ def hold_lock(submission: SubmissionDir) -> Iterator[bool]:
 def is_locked(submission: SubmissionDir) -> bool:
     """Whether a supervisor is alive on this submission. Askers share the lock: they do not take each other for one."""
     try:
-        fd = os.open(submission.path / "supervisor.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(submission.path / "supervisor.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import SupportsIndex
 
 from hpc_train.errors import UsageError, from_os_error
 from hpc_train.files import flush_file_system
+from hpc_train.observe.progress import whole_number
 from hpc_train.world import World, on_nodes, on_root
 
 __all__ = ["commit"]
 
 
-def commit(world: World, step: int, path: str | Path) -> None:
+def commit(world: World, step: SupportsIndex, path: str | Path) -> None:
     """A checkpoint of `step` lies at `path`, written by the program itself. Collective; blocks until all have come.
 
     Call it on all ranks after each has closed its files. What they wrote is flushed on every node, then the journal
@@ -27,16 +29,25 @@ def commit(world: World, step: int, path: str | Path) -> None:
     Raises: the same error on all ranks: UsageError if the steps differ or `path` does not exist on rank 0's node; a
     NoSpaceError or StorageError if a node cannot flush it; Superseded if another attempt owns the run.
     """
-    steps = world.allgather(step)
-    if any(type(each) is not int or each < 0 or each != steps[0] for each in steps):
-        given = " and ".join(sorted(set(map(repr, steps))))
+    steps = world.allgather(_number_or_text(step))
+    number = steps[0]
+    if not isinstance(number, int) or any(each != number for each in steps):
+        given = " and ".join(sorted(set(map(str, steps))))
         raise UsageError(f"commit: step = {given[:200]}; allowed: an int of 0 or more, the same on all ranks")
-    place = on_root(world, lambda: _place_of(world, step, path))
+    place = on_root(world, lambda: _place_of(world, number, path))
     if world.run_dir is None:
         return
     with world.phase("commit of a checkpoint"):
         on_nodes(world, lambda: _flush(place, world.node))
-        on_root(world, lambda: _tell(world, step, place))
+        on_root(world, lambda: _tell(world, number, place))
+
+
+def _number_or_text(step: object) -> int | str:
+    """The step; what was given where it is none, so that all ranks hear of it."""
+    try:
+        return whole_number(step, "step")
+    except UsageError:
+        return " ".join(repr(step).split())[:100]
 
 
 def _place_of(world: World, step: int, path: str | Path) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import hpc_train
 from hpc_train.bootstrap.solo import AttachedSoloWorld
@@ -43,7 +45,13 @@ def test_what_does_not_exist_is_no_commit(run: RunDir, world: AttachedSoloWorld)
     assert commits(run) == []
 
 
-@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None])
+def test_a_step_of_another_library_is_written_as_a_plain_number(run: RunDir, world: AttachedSoloWorld) -> None:
+    hpc_train.commit(world, np.int64(3), run.path)
+    hpc_train.commit(world, torch.tensor(4), run.path)
+    assert [step for step, _ in commits(run)] == [3, 4]
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None, 1 << 63])
 def test_a_step_is_a_whole_number(run: RunDir, world: AttachedSoloWorld, step: int) -> None:
     with pytest.raises(UsageError, match=r"commit: step = .*; allowed: an int of 0 or more"):
         hpc_train.commit(world, step, run.path)

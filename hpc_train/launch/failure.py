@@ -30,12 +30,21 @@ _SUSPECT = re.compile(
     r"cuda error: (unknown error|system (has unsupported|not yet initialized)|hardware stack error)",
     re.IGNORECASE,
 )
+_MAX_CHAIN = 64
+# Of several exceptions at once: consequences and requests tell least, a class that says nothing little more.
+_LEAST_TELLING = ("terminated", "peer_lost", "stopped", "program")
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")  # the second is torch's, which is not imported here
 _FILE_SYSTEM = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOLINK, errno.EUCLEAN)
 
 
 def classify_exception(error: BaseException) -> tuple[str, int]:
-    """Class and exit code of what a program raised; ("program", 1) where nothing more is known."""
+    """Class and exit code of what a program raised; ("program", 1) where nothing more is known.
+
+    Of a group (a TaskGroup's, an executor's) the member that tells most counts.
+    """
+    # torch.save tells of a full disk with a RuntimeError that was raised while the OSError was handled.
+    numbers = [known.errno for known in chain_of(error) if isinstance(known, OSError)]
+    error = _most_telling(error)
     if isinstance(error, HpcTrainError):
         if isinstance(error, CannotCreateError) and not isinstance(error, NoSpaceError):
             return "io", 74  # 73 would say that the disk is full: here a directory is gone, or something is in its way
@@ -45,8 +54,6 @@ def classify_exception(error: BaseException) -> tuple[str, int]:
         return "terminated", 130
     if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return "out_of_memory", 1
-    # torch.save tells of a full disk with a RuntimeError that was raised while the OSError was handled.
-    numbers = [known.errno for known in chain_of(error) if isinstance(known, OSError)]
     if errno.ENOSPC in numbers or errno.EDQUOT in numbers:
         return "no_space", 73
     if isinstance(error, OSError):
@@ -68,18 +75,42 @@ def _class_of_distributed(error: BaseException) -> tuple[str, int]:
     return "program", 1
 
 
+def _most_telling(error: BaseException) -> BaseException:
+    """Of a group the member, or the member of one in it, that says best what went wrong; else the error itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    members = [known for known in _walk(error, of_causes=False) if not isinstance(known, BaseExceptionGroup)]
+
+    def weight(member: BaseException) -> int:
+        failure = classify_exception(member)[0]
+        return _LEAST_TELLING.index(failure) if failure in _LEAST_TELLING else len(_LEAST_TELLING)
+
+    return max(members, key=weight, default=error)  # of equals the first
+
+
 def chain_of(error: BaseException) -> list[BaseException]:
-    """The error, what it was raised from or while handling, what that was raised from, and so on."""
-    chain: list[BaseException] = []
-    known: BaseException | None = error
-    while known is not None and len(chain) < 16:  # bounded: a chain can be a ring
-        chain.append(known)
-        known = known.__cause__ or (None if known.__suppress_context__ else known.__context__)
-    return chain
+    """The error, what it was raised from or while handling, and so on; of groups the members too."""
+    return _walk(error, of_causes=True)
+
+
+def _walk(error: BaseException, *, of_causes: bool) -> list[BaseException]:
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting and len(found) < _MAX_CHAIN:  # bounded: a user's own group can hold any number
+        known = waiting.pop(0)
+        if any(known is each for each in found):  # a chain can be a ring
+            continue
+        found.append(known)
+        waiting += known.exceptions if isinstance(known, BaseExceptionGroup) else ()
+        cause = known.__cause__ or (None if known.__suppress_context__ else known.__context__)
+        waiting += [cause] if of_causes and cause is not None else ()
+    return found
 
 
 def describe_exception(error: BaseException) -> str:
-    """One line: type, text, and the place in the program where it was raised."""
+    """One line: type, text, and the place in the program where it was raised; of a group, its most telling member's."""
+    if (told := _most_telling(error)) is not error:
+        return one_line(f"{describe_exception(told)}, in {type(error).__name__}: {_text_of(error)}")
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({last[0].filename}:{last[0].lineno})" if last else ""
     text = one_line(_text_of(error))

@@ -128,6 +128,37 @@ def test_an_exception_gets_its_class_and_code(error: BaseException, expected: tu
     assert classify_exception(error) == expected
 
 
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([OSError(errno.ENOSPC, "x")], ("no_space", 73)),
+        ([ExceptionGroup("inner", [OSError(errno.ENOSPC, "x")])], ("no_space", 73)),
+        ([raised(RuntimeError("save failed"), cause=OSError(errno.ENOSPC, "x"))], ("no_space", 73)),
+        ([ValueError("x"), errors.DataError("x")], ("data", 65)),  # a class says more than none
+        ([RuntimeError("Connection closed by peer"), ValueError("x")], ("program", 1)),  # a cause more than its effect
+        ([errors.Stopped("x"), ValueError("x")], ("program", 1)),
+        ([errors.Stopped("x"), errors.Stopped("y")], ("stopped", 75)),
+        ([KeyboardInterrupt(), OSError(errno.EIO, "x")], ("io", 74)),
+        ([ValueError("x"), KeyError("x")], ("program", 1)),
+    ],
+)
+def test_of_several_exceptions_at_once_the_most_telling_counts(
+    members: list[BaseException], expected: tuple[str, int]
+) -> None:
+    assert classify_exception(BaseExceptionGroup("unhandled errors in a TaskGroup", members)) == expected
+
+
+def test_what_was_raised_from_a_group_has_the_class_of_its_member() -> None:
+    group = ExceptionGroup("saving", [ValueError("x"), OSError(errno.ENOSPC, "x")])
+    assert classify_exception(raised(RuntimeError("save failed"), cause=group)) == ("no_space", 73)
+
+
+def test_a_group_is_described_by_its_most_telling_member() -> None:
+    group = ExceptionGroup("saving", [ValueError("x"), OSError(errno.ENOSPC, "No space left on device")])
+    told = "OSError: [Errno 28] No space left on device, in ExceptionGroup: saving (2 sub-exceptions)"
+    assert describe_exception(group) == told
+
+
 def test_a_ring_of_causes_ends() -> None:
     one, two = ValueError("1"), ValueError("2")
     one.__context__, two.__context__ = two, one

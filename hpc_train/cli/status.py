@@ -54,6 +54,7 @@ def command(references: tuple[str, ...], as_json: bool, watch: str | None, fresh
     max_age_s = 0.0 if fresh else CACHED_S
     if watch is not None:
         if not _NUMBER.fullmatch(watch):  # `status --watch RUN`
+            _check_run(watch)
             references, watch = (watch, *references), f"{INTERVAL_S:g}"
         _watch(references, _interval(watch), max_age_s, as_json=as_json)
         return
@@ -111,6 +112,19 @@ def _is_damaged(record: Path) -> bool:
     return False
 
 
+def _check_run(word: str) -> None:
+    """Refuse a word after --watch that is no run. Raises: SpecError; UsageError where the word is a number."""
+    try:
+        find_run(word, os.environ)
+    except SpecError as error:
+        try:
+            float(word)  # as nan, 1e400
+        except ValueError:
+            raise error from None
+        allowed = f"{MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}"
+        raise UsageError(f"--watch {word}: neither {allowed} seconds, as 5 or 0.5, nor a run") from error
+
+
 def _interval(text: str) -> float:
     seconds = float(text)
     if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
@@ -126,6 +140,8 @@ def _watch(references: Sequence[str], interval_s: float, max_age_s: float, *, as
     from hpc_train.scheduler.view import view_runs
 
     tails: dict[RunDir, JournalTail] = {}
+    for error in _runs_and_missing(references)[1]:
+        click.echo(f"hpc-train: left out: {one_line(str(error))}", err=True)
     try:
         with _lines_of_json() if as_json else _live() if sys.stdout.isatty() else _plain() as show:
             while True:

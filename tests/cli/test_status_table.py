@@ -195,6 +195,22 @@ def test_a_time_that_may_be_a_job_id_is_refused(shell: Shell, seconds: str) -> N
     assert f"hpc-train status {seconds} --watch" in line
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e400", "1e-9"])
+def test_a_time_to_watch_that_is_no_plain_number_is_refused_and_not_taken_for_a_run(shell: Shell, seconds: str) -> None:
+    train(shell)
+    said = f"--watch {seconds}: neither 0.5 to 3600 seconds, as 5 or 0.5, nor a run"
+    assert shell.fails(2, "status", "r", "--watch", seconds) == said
+
+
+def test_a_run_to_watch_that_is_not_there_is_said_to_be_so(shell: Shell) -> None:
+    shell.make_run("r", "7")
+    shell.queue("7|FAILED|n1|None")
+    assert shell.fails(78, "status", "r", "--watch", "nobody").startswith("no run 'nobody': ")
+    done = shell.run("status", "r", "nobody", "--watch", "0.5")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert done.stderr.startswith("hpc-train: left out: no run 'nobody': ")
+
+
 def test_looks_in_a_row_are_one_question(shell: Shell) -> None:
     train(shell)
     # `why` also asks for all details of its one job: squeue --jobs.

@@ -36,6 +36,8 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
         return f"nothing: it is complete; to train it further: hpc-train resume {name} -- COMMAND"
     if view.state in ("failed", "cancelled", "timeout") and _never_began(view) and not view.run.cancelled.exists():
         return _did_not_start(view)
+    if view.state == "failed" and view.unbegun:
+        return _ended_before_attempt(view, facts)
     if view.ended_before_cancel:
         return (
             f"nothing, since it was cancelled after its end; to go on after a repair: {requeue}{_other_request(view)}"
@@ -99,6 +101,19 @@ def _did_not_start(view: RunView) -> str:
     if reason.who == "site":
         return f"{told}; ask the site; then: hpc-train requeue {name}"
     return f"{told}; change the request: hpc-train resume {name} OPTIONS; as it was: hpc-train requeue {name}"
+
+
+def _ended_before_attempt(view: RunView, facts: JobFacts | None) -> str:
+    """Of a run whose batch script ended in the lines that come before its ranks, or could not start an attempt."""
+    name = view.run.name
+    told = view.unbegun
+    if facts is not None and facts.code:
+        told = told.replace("the batch script ended before", f"the batch script ended with code {facts.code} before")
+    return (
+        f"{told}: see hpc-train logs {name} --batch; if that says nothing, a line of [program] setup or of the site's "
+        f"prologue ended it, as `exit` does; after a repair outside the job file: hpc-train requeue {name}; after one "
+        "in it: hpc-train submit"
+    )
 
 
 def _held(view: RunView) -> str:

@@ -42,9 +42,9 @@ class RunView:
 
     Attributes:  name: the job's name as it was asked for.   state: one of STATES.   standing: how far it is.
     ended_before_cancel: the state in which it had ended when it was cancelled, "" where it had not.   decision: of the
-    newest attempt that has one.   newest: of the newest attempt, None where it has none.   job: what
-    the scheduler said.   walltime_s: limit of the newest attempt, None for none or where it is not known.   time: of
-    the view, for ages.
+    newest attempt that has one.   newest: of the newest attempt, None where it has none.   unbegun: that the newest
+    submission's batch script ended before any attempt had begun, "" where it did not.   job: what the scheduler said.
+    walltime_s: limit of the newest attempt, None for none or where it is not known.   time: of the view, for ages.
     """
 
     run: RunDir
@@ -59,6 +59,7 @@ class RunView:
     ended_before_cancel: str = ""
     decision: Decision | None = None
     newest: Decision | None = None
+    unbegun: str = ""
     job: JobState = _NOT_SUBMITTED
     walltime_s: float | None = None
     time: float = 0.0
@@ -242,9 +243,14 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
     # An attempt of an earlier submission says nothing of how this one ends.
     is_of_newest = bool(attempts) and submission_of(attempts[-1], 0) >= _newest_taken(run)
     newest = read_decision(attempts[-1]) if is_of_newest else None
+    unbegun = "" if is_of_newest else _unbegun(run, job)
     state = _state(run, job, newest)
+    if state == "unknown" and unbegun:
+        state = "failed"  # its code 0 is that of a line before the ranks
     before = _state_before_cancel(job, newest) if state == "cancelled" and run.cancelled.exists() else ""
     reason = _reason(run, state, job, newest)
+    if state == "failed" and unbegun:
+        reason = f"{unbegun}; see: hpc-train why {run.name}"
     if not record["job_id"] and newest is None:
         reason = bad_record(run) or reason
     reason = "; ".join(filter(None, [problem, reason]))
@@ -257,6 +263,7 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
         standing=standing,
         decision=decisions[0] if decisions else None,
         newest=newest,
+        unbegun=unbegun,
         job=job,
         walltime_s=_walltime_s(run),
         time=time.time(),
@@ -320,6 +327,15 @@ def _state(run: RunDir, job: JobState, newest: Decision | None) -> str:
         # The scheduler saw code 0, but no rank's word says that the program finished.
         return "held" if word else "unknown"
     return job.state
+
+
+def _unbegun(run: RunDir, job: JobState) -> str:
+    """That the batch script of a submission without an attempt ended, and how; "" where it lives, or never began."""
+    if job.state not in ("completed", "failed") or not run.submission(_newest_taken(run)).batch_log.exists():
+        return ""
+    of_code = "" if job.state == "failed" else " with code 0"
+    said = job.reason if job.reason.startswith("the batch script ended") else f"the batch script ended{of_code}"
+    return f"{said} before any attempt had begun"
 
 
 def _state_before_cancel(job: JobState, newest: Decision | None) -> str:

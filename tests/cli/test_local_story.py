@@ -99,3 +99,17 @@ def test_a_run_whose_submit_record_is_damaged_does_not_run_twice(machine: Shell,
     run.submission(0).submit.write_text(text)
     assert machine.ok("cancel", name).startswith(f"{name} cancelled")
     assert [each.number for each in run.submissions()] == [0]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_setup_line_that_ends_the_batch_script_is_found(machine: Shell, code: int) -> None:
+    (machine.directory / "job.toml").write_text(
+        f"[program]\ncommand = ['python', 'program.py']\nsetup = ['[ -d nowhere ] || exit {code}']\n"
+    )
+    run = machine.ok("submit", "job.toml").splitlines()[0].split()[1]
+    assert wait_state(machine, run, "failed", "unknown", "completed") == "failed"
+    told = f"the batch script ended with code {code} before any attempt had begun"
+    assert machine.json("status", run)[0]["reason"] == f"{told}; see: hpc-train why {run}"
+    assert f"next      {told}: see hpc-train logs {run} --batch; if that says nothing, a line of [program] setup" in (
+        machine.ok("why", run)
+    )

@@ -125,6 +125,19 @@ def test_a_run_whose_job_never_started_is_told_why_and_who_acts(shell: Shell, qu
     assert "program" not in out and "scancel" not in out
 
 
+@pytest.mark.parametrize(("queued", "how"), [("COMPLETED|n1|None", " with code 0"), ("FAILED|n1|NonZeroExitCode", "")])
+def test_a_run_whose_batch_script_ended_before_any_attempt_is_told_where_to_look(
+    shell: Shell, queued: str, how: str
+) -> None:
+    shell.make_run("r", "7").submission(0).batch_log.touch()
+    shell.queue(f"7|{queued}")
+    assert shell.ok("why", "r").splitlines()[-1] == (
+        f"next      the batch script ended{how} before any attempt had begun: see hpc-train logs r --batch; if that "
+        "says nothing, a line of [program] setup or of the site's prologue ended it, as `exit` does; after a repair "
+        "outside the job file: hpc-train requeue r; after one in it: hpc-train submit"
+    )
+
+
 def test_a_local_run_is_told_nothing_of_slurm(shell: Shell) -> None:
     attempt = make_attempt(shell.make_run("r", "7", scheduler="local"), 0, word="stop", failure="killed")
     attempt.logs.joinpath("n1.log").write_text("/tmp/x: line 7: 31337 Killed                  python train.py\n")

@@ -313,3 +313,34 @@ def test_checkpoints_are_told_of_where_the_journal_is_gone(slurm: Path, tmp_path
     assert view.last_commit == 12 and view.age_s(view.standing.commit_time) is not None
     Journal(run, "rank0", 0).append("commit", step=6, path="elsewhere")
     assert view_run(run).last_commit == 6  # what the journal says counts
+
+
+@pytest.mark.parametrize(
+    ("listed", "reason"),
+    [
+        ("COMPLETED|n1|None", "the batch script ended with code 0 before any attempt had begun; see: hpc-train why r"),
+        ("FAILED|n1|NonZeroExitCode", "the batch script ended before any attempt had begun; see: hpc-train why r"),
+    ],
+)
+def test_a_batch_script_that_ended_before_any_attempt_is_said_to_have_failed(
+    slurm: Path, tmp_path: Path, listed: str, reason: str
+) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    run.submission(0).batch_log.touch()
+    (slurm / "queue").write_text(f"7|{listed}\n")
+    view = view_run(run)
+    assert (view.state, view.reason) == ("failed", reason)
+    make_attempt(run)  # it did begin
+    assert "before any attempt" not in view_run(run).reason
+
+
+def test_an_attempt_of_an_earlier_submission_is_none_of_a_later_batch_script(slurm: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    note_submitted(run.submission(0), "7")
+    make_attempt(run)
+    run.submission(1).path.mkdir()
+    note_submitted(run.submission(1), "8")
+    run.submission(1).batch_log.touch()
+    (slurm / "queue").write_text("8|COMPLETED|n1|None\n")
+    assert view_run(run).reason.startswith("the batch script ended with code 0 before any attempt had begun")

@@ -162,12 +162,21 @@ def _launch_lines(plan: Plan) -> list[str]:
             f"--cpus-per-task={placement.cpus_per_rank}",  # since 22.05 srun does not inherit it from sbatch
             "--export=ALL",
             *extra,
-            '--output="${hpc_train_dir//%/%%}/logs/%N.log"',
+            *_log_options(plan.run),
             *shim,
         ]
         # srun's own words are evidence: which tasks it saw end tells which node went away
         return [*_fresh_step_lines(plan.mpi.protocol), " ".join([*argv, f'2>"{_DIR}/launcher.log"', "&"])]
     return _mpirun_lines(plan, [*extra, *shim])
+
+
+def _log_options(run: RunDir) -> list[str]:
+    """Where srun lets each host write what its ranks print."""
+    if "%" not in str(run.path):
+        return [f'--output="{_DIR}/logs/%N.log"']
+    # A '%%N' in the path is expanded twice, by srun and by slurmstepd (seen on 22.05.8), and no doubling helps. What a
+    # relative pattern is relative to is not expanded; ranks change to the program's directory themselves.
+    return [f'--chdir="{_DIR}"', "--output=logs/%N.log"]
 
 
 def _mpirun_lines(plan: Plan, rest: list[str]) -> list[str]:

@@ -57,7 +57,7 @@ def test_the_shipped_example_trains_on_the_cluster(slurm_lab: Lab, slurm_data: P
 
 def test_names_with_quotes_blanks_and_percent_arrive(cluster: SlurmCluster, slurm_lab: Lab) -> None:
     name = """it's "a" 100% name; $(touch pwned) ../x"""
-    root = slurm_lab.directory / "r u n%j s"
+    root = slurm_lab.directory / "r u n%j x%Ny s%%"
     options = ("--name", name, "--run-root", root, "--rendezvous", "none")
     program = ("python", "-c", "import sys; print(sys.argv)", "a b", "$HOME", "1e-3; echo")
     run = slurm_lab.submit(*options, "--", *program)

@@ -1,7 +1,7 @@
 """The last line of `hpc-train why RUN`: what happens by itself, who must act, and what to type.
 
 Apart from the story of the run, so that there is one rule: what waits goes on by itself, what is repaired goes on by
-`requeue`, what needs another request by `resume`.
+`requeue`, what needs another request or another command by `resume`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ __all__ = ["avoided", "more_time", "what_next"]
 
 MAX_DOUBLED_S = 1 << 30
 _OF_REQUEST = ("config", "launch")  # classes that another size, limit or command may mend
+# As launch/main says it; what is missing is named as Python writes it.
+_NO_PROGRAM = re.compile(r"the program could not be started: FileNotFoundError: [^']{0,80}: (?P<program>'.*?')(?:;|$)")
 _OF_PENDING = re.compile(r": cancel it\b.*")  # advice for a job that still waits
 
 
@@ -37,9 +39,7 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
     if view.state in ("failed", "cancelled", "timeout") and _never_began(view) and not view.run.cancelled.exists():
         return _did_not_start(view)
     if view.ended_before_cancel:
-        return (
-            f"nothing, since it was cancelled after its end; to go on after a repair: {requeue}{_other_request(view)}"
-        )
+        return f"nothing, since it was cancelled after its end; to go on {_after_repair(view)}"
     if view.state == "cancelled":
         return f"nothing; to go on after all: {requeue}"
     if view.state in ("running", "completing"):
@@ -62,7 +62,7 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
     if view.newest.failure == "timeout":
         asked = "hpc-train asks the program to save before the limit, and it saved nothing new"
         return f"it does not start again by itself: {asked}{_other_request(view)}; as it was: {requeue}"
-    return f"it does not start again by itself; after a repair: {requeue}{_other_request(view)}"
+    return f"it does not start again by itself; {_after_repair(view)}"
 
 
 def more_time(view: RunView) -> str:
@@ -78,6 +78,28 @@ def _other_request(view: RunView) -> str:
     if failure in ("timeout", "stopped"):
         return f"; with more time: {resume} {more_time(view)}"
     return f"; with another request: {resume} OPTIONS" if failure in _OF_REQUEST else ""
+
+
+def _after_repair(view: RunView) -> str:
+    """How to go on once the fault is mended: `requeue` would repeat a wrong command as it is."""
+    requeue = f"hpc-train requeue {view.run.name}"
+    if not _is_of_command(view):
+        return f"after a repair: {requeue}{_other_request(view)}"
+    put_right = f"with the command put right: hpc-train resume {view.run.name} -- COMMAND"
+    return f"{put_right}; if the fault was elsewhere, after its repair: {requeue}"
+
+
+def _is_of_command(view: RunView) -> bool:
+    """Whether the command itself is at fault: options that the program does not take, a program that is not there."""
+    if view.newest is None or view.newest.failure not in ("usage", "config"):
+        return False
+    submission = view.run.newest_submission()
+    try:
+        command = read_json(submission.launch)["command"] if submission is not None else []
+    except (OSError, ValueError, KeyError, TypeError):
+        command = []
+    missing = _NO_PROGRAM.search(view.newest.reason)
+    return view.newest.failure == "usage" or (missing is not None and missing["program"] in map(repr, command[:1]))
 
 
 def _never_began(view: RunView) -> bool:

@@ -125,6 +125,38 @@ def test_a_run_whose_job_never_started_is_told_why_and_who_acts(shell: Shell, qu
     assert "program" not in out and "scancel" not in out
 
 
+NOT_THERE = "the program could not be started: FileNotFoundError: [Errno 2] No such file or directory: "
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "is_of_command"),
+    [
+        ("usage", "the program ended with code 2; no new checkpoint", True),
+        ("config", f"{NOT_THERE}'true'; correct the job file or the program's configuration", True),
+        ("config", f"{NOT_THERE}'/gone/directory'; correct the job file", False),  # to be made again
+        ("config", "ConfigError: no such key", False),
+        ("data", "DataError: damaged", False),
+    ],
+)
+def test_a_wrong_command_is_not_repeated(shell: Shell, failure: str, reason: str, is_of_command: bool) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word="stop", failure=failure, reason=reason)
+    shell.queue("7|FAILED|n1|None")
+    wrong = "with the command put right: hpc-train resume r -- COMMAND; if the fault was elsewhere, after its repair: "
+    said = shell.json("why", "r")["next"]
+    assert (wrong in said, "; after a repair: hpc-train requeue r" in said) == (is_of_command, not is_of_command)
+    shell.ok("cancel", "r")
+    assert (wrong in shell.json("why", "r")["next"]) == is_of_command
+
+
+def test_options_that_the_program_does_not_take_are_advised_with_resume(shell: Shell) -> None:
+    attempt = make_attempt(shell.make_run("r", "7"), 0, word="stop", failure="usage", reason="code 2")
+    attempt.logs.joinpath("n1.log").write_text("train.py: error: unrecognized arguments: --rl 3\n")
+    shell.queue("7|FAILED|n1|None")
+    told = shell.json("why", "r")["diagnosis"]
+    assert told["pattern"] == "bad-arguments" and told["next"].endswith(": hpc-train resume r -- COMMAND")
+
+
 def test_a_local_run_is_told_nothing_of_slurm(shell: Shell) -> None:
     attempt = make_attempt(shell.make_run("r", "7", scheduler="local"), 0, word="stop", failure="killed")
     attempt.logs.joinpath("n1.log").write_text("/tmp/x: line 7: 31337 Killed                  python train.py\n")

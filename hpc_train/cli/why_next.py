@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["avoided", "more_time", "what_next"]
 
+# A longer warning does not help a program that never listens.
+_NEVER_SAVED = " (let it call hpc_train.commit after its own save, or use Checkpointer and StopRequest)"
 MAX_DOUBLED_S = 1 << 30
 _OF_REQUEST = ("config", "launch")  # classes that another size, limit or command may mend
 # As launch/main says it; what is missing is named as Python writes it.
@@ -43,7 +45,7 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
     if view.state == "cancelled":
         return f"nothing; to go on after all: {requeue}"
     if view.state in ("running", "completing"):
-        return "it runs"
+        return "it runs" if view.newest is None else _is_ending(view, view.newest.word)
     if view.state in ("pending", "requeued"):
         return _waits(view, facts)
     if view.state == "held" and is_held_by_slurm(view.job, view.newest):
@@ -60,9 +62,21 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
     if view.newest.word in ("again", "again-elsewhere"):
         return f"it was to start again, but its job has ended; to go on: {requeue}"
     if view.newest.failure == "timeout":
-        asked = "hpc-train asks the program to save before the limit, and it saved nothing new"
+        asked = "hpc-train asks the program to save before the limit, and it saved nothing"
+        asked += _NEVER_SAVED if view.last_commit is None else " new"
         return f"it does not start again by itself: {asked}{_other_request(view)}; as it was: {requeue}"
     return f"it does not start again by itself; {_after_repair(view)}"
+
+
+def _is_ending(view: RunView, word: str) -> str:
+    """Of a run whose decision is newer than what the scheduler last said."""
+    if word in ("again", "again-elsewhere"):
+        return "its attempt has ended; it starts again by itself"
+    if word == "done":
+        return "nothing: it is complete, and its job is about to end"
+    if word == "hold":
+        return f"its attempt has ended, and it is about to be held until you ask: hpc-train requeue {view.run.name}"
+    return f"its attempt has ended; once its job has too, it does not start again by itself; {_after_repair(view)}"
 
 
 def more_time(view: RunView) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_train.cli.text import one_line, shortened
+from hpc_train.cli.text import named_ender, one_line, shortened
 from hpc_train.cli.why_next import avoided, more_time, what_next
 from hpc_train.errors import SpecError, UsageError
 from hpc_train.files import read_json, why_unreadable
@@ -236,12 +236,22 @@ def _log_lines(findings: list[Finding], view: RunView, facts: JobFacts | None) -
     return [*lines, f"advice    {found.who}: {found.next}"]
 
 
+def _of_total(step: int, total: int | None) -> str:
+    if not total:
+        return ""
+    return f" of {total}" if step <= total else f", past the {total} asked for"
+
+
 def _head(run: RunDir, view: RunView) -> list[str]:
+    from hpc_train.diagnosis.reasons import is_of_waiting
+
     reason = "" if view.job.reason == _HERE else view.job.reason
-    said = ": ".join(filter(None, [view.job.raw if view.scheduler != "local" else "", reason]))
+    if view.state == "cancelled" and is_of_waiting(reason):
+        reason = ""
+    said = ": ".join(filter(None, [named_ender(view.job.raw) if view.scheduler != "local" else "", reason]))
     is_early = view.standing.tells_steps or not view.attempts or view.is_starting
     none = "none yet" if is_early else "none told"
-    step = none if view.step is None else f"{view.step}" + (f" of {view.total_steps}" if view.total_steps else "")
+    step = none if view.step is None else f"{view.step}{_of_total(view.step, view.total_steps)}"
     saved = "none" if view.last_commit is None else f"step {view.last_commit}"
     lines = [f"run       {run.name}", f"state     {view.state_shown}" + (f" ({shortened(said)})" if said else "")]
     if view.state == "unknown" and view.reason not in ("", view.job.reason):

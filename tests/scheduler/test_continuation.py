@@ -82,7 +82,7 @@ def test_a_run_goes_on_with_the_records_it_had(run: RunDir, shell: dict[str, str
         ("/00\n", "/01\n"),
         ("submission-00", "submission-01"),
         (" 0,", " 1,"),
-        ("=0\n", "=1\n"),
+        ("hpc_train_submission=0\n", "hpc_train_submission=1\n"),
         ("submission 0", "submission 1"),
     ):
         expected = expected.replace(old, new)

@@ -38,7 +38,7 @@ def test_cancel_marks_the_run_before_it_asks_the_scheduler(shell: Shell, run: Ru
     write_program(
         shell.bin, "squeue", f'[ -e "{run.cancelled}" ] && echo marked >>"{shell.bin}/calls"; cat "${{0%/*}}/queue"'
     )
-    assert shell.ok("cancel", "r") == f"r cancelled; it had told of no checkpoint, its logs stay in {run.path}\n"
+    assert shell.ok("cancel", "r") == f"r cancelled; it has no checkpoint; its logs stay in {run.path}\n"
     assert calls(shell) == ["marked", "scancel 7", "marked", "marked"]  # looked at before and after, and for others
     assert events(run) == ["cancelled"]
 

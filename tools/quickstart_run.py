@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
+from types import FrameType
 
 from hpc_train.data import expected_digest, read_manifest
 from hpc_train.launch.processes import find_ranks
@@ -26,17 +27,51 @@ from hpc_train.run.layout import RunDir
 SEQUENCE, GLOBAL_BATCH, SEED, SAVE_EVERY = 128, 32, 1, 20
 HPC_TRAIN = (sys.executable, "-m", "hpc_train")
 LIMIT_S = 900
+MIN_STEPS_OF_FAULT = 3 * SAVE_EVERY  # two commits, a kill between them and the next, and steps to do again
+STARTING = "the ranks are starting: they import PyTorch, meet over MPI and build the model; the first step comes next"
+ENOUGH_STEPS = 60  # from which on the loss must be below that of single bytes
+
+
+class Interrupted(Exception):
+    """A signal that asks this program to end: Ctrl-C, or SIGTERM."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number
 
 
 def main() -> int:
     """Returns 0 if the model was trained and every claim of the summary holds."""
     options = parse_arguments()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    submitted: list[RunDir] = []
+    try:
+        return train(options, submitted)
+    except Interrupted as stop:
+        told = f"{stop}: interrupted; whether a run was submitted says: {_shown('status')}"
+        for run in submitted:
+            ways = f"see it with: {_shown('status', run.name)}; end it with: {_shown('cancel', run.name)}"
+            told = f"{stop}: the watching ends, the run goes on; {ways}"
+        print(told, file=sys.stderr)
+        return stop.code
+
+
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    """The signals' handler."""
+    raise Interrupted(number)
+
+
+def train(options: argparse.Namespace, submitted: list[RunDir]) -> int:
+    """The four parts; the run is noted in `submitted` as soon as it is known. Raises: Interrupted."""
     where = Path(options.dir).resolve()
     data = where / "data"
     print(f"[1/4] data: the sources of Python {sys.version.split()[0]}'s own library, as bytes", flush=True)
     pack(data)
     print("[2/4] submit: 2 ranks of a byte-level GPT on this machine, as a job for the `local` site", flush=True)
     run = submit(where, data, options.steps)
+    submitted.append(run)
+    print(f"      run {run.name}\n      in  {run.path}", flush=True)
     print(f"[3/4] train: {'undisturbed' if options.no_fault else 'one rank will be killed on purpose'}", flush=True)
     watch(run, wants_fault=not options.no_fault)
     print("[4/4] what happened, from the run's own journal", flush=True)
@@ -47,11 +82,15 @@ def parse_arguments() -> argparse.Namespace:
     """The command line of tools/quickstart."""
     parser = argparse.ArgumentParser(prog="tools/quickstart")
     parser.add_argument("--no-fault", action="store_true", help="leave the deliberate kill of a rank out")
-    parser.add_argument("--steps", type=int, default=120)
+    steps = f"steps to train (default: 120); {MIN_STEPS_OF_FAULT} or more, unless with --no-fault"
+    parser.add_argument("--steps", type=int, default=120, metavar="N", help=steps)
     parser.add_argument("--dir", default="quickstart", help="where data and runs go (default: ./quickstart)")
     options = parser.parse_args()
-    if options.steps < 3 * SAVE_EVERY:
-        parser.error(f"--steps = {options.steps}: give {3 * SAVE_EVERY} or more, so that there is something to resume")
+    if options.steps < 1:
+        parser.error(f"--steps = {options.steps}: give 1 or more")
+    if options.steps < MIN_STEPS_OF_FAULT and not options.no_fault:
+        why = "so that there is something to resume after the kill, or add --no-fault"
+        parser.error(f"--steps = {options.steps}: give {MIN_STEPS_OF_FAULT} or more, {why}")
     return options
 
 
@@ -94,9 +133,7 @@ hang_timeout = "5m"
     done = subprocess.run(argv, check=False, timeout=60, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}")
-    run = find_run(str(where / "runs" / done.stdout.split()[1]), os.environ)
-    print(f"      run {run.name}\n      in  {run.path}", flush=True)
-    return run
+    return find_run(str(where / "runs" / done.stdout.split()[1]), os.environ)
 
 
 def watch(run: RunDir, *, wants_fault: bool) -> None:
@@ -113,7 +150,7 @@ def watch(run: RunDir, *, wants_fault: bool) -> None:
                 last_word = time.monotonic()
         shown = len(steps)
         if time.monotonic() - last_word > 10:
-            print(f"      {len(steps)} steps so far" if steps else "      the ranks are starting", flush=True)
+            print(f"      {len(steps)} steps so far" if steps else f"      {STARTING}", flush=True)
             last_word = time.monotonic()
         if wants_fault and not killed:
             killed = kill_between_commits(run, events)
@@ -156,9 +193,11 @@ def summarise(run: RunDir, data: Path, options: argparse.Namespace) -> int:
     first, last = lineage.steps[0].loss or 0.0, lineage.steps[-1].loss or 0.0
     lost, doubled = len(lineage.missing) * GLOBAL_BATCH, len(lineage.doubled) * GLOBAL_BATCH
     resumed = [f"step {step}" for step in lineage.resumed.values() if step]
+    is_short = options.steps < ENOUGH_STEPS
+    wanted = "too few steps to ask for less" if is_short else "the model must end below it"
     print(f"""
   loss          {first:.4f} at step 1, {last:.4f} at step {lineage.steps[-1].step} (nats per byte)
-  baseline      {entropy:.4f}: entropy of single bytes of these data; the model must end below it
+  baseline      {entropy:.4f}: entropy of single bytes of these data; {wanted}
   attempts      {num_attempts}{"; resumed from " + ", ".join(resumed) if resumed else ""}
   recomputed    {lineage.num_recomputed} steps, lost with the killed attempt and done again
   samples       {lost} lost, {doubled} repeated, {len(wrong)} of {len(lineage.steps)} global batches other than planned
@@ -173,7 +212,7 @@ def summarise(run: RunDir, data: Path, options: argparse.Namespace) -> int:
 """)
     is_resumed = options.no_fault or (num_attempts == 2 and bool(resumed) and lineage.num_recomputed > 0)
     is_whole = not (lost or doubled or wrong) and lineage.steps[-1].step == options.steps
-    if is_resumed and is_whole and last < entropy:
+    if is_resumed and is_whole and (is_short or last < entropy):
         return 0
     print("  NOT as promised: see the figures above", file=sys.stderr)
     return 1

@@ -87,7 +87,8 @@ def _cancel_jobs(run: RunDir, was_cancelled: bool) -> str | None:
         return f"{run.name} was cancelled already"
     had = {"": "cancelled", "held": "was held, and is cancelled"}
     told = had.get(view.ended_before_cancel, f"had ended already ({view.ended_before_cancel}), and is cancelled")
-    return f"{run.name} {told}; its checkpoints stay in {run.path}"
+    kept = "it has no checkpoint; its logs stay" if view.last_commit is None else "its checkpoints stay"
+    return f"{run.name} {told}; {kept} in {run.path}"
 
 
 def _ask_job_ids(run: RunDir) -> dict[str, list[str]]:

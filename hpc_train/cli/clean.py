@@ -180,10 +180,19 @@ def _remove(chosen: Sequence[_Choice], halves: Sequence[Path], keep_checkpoints:
         except HpcTrainError as error:
             failed.append(f"{each.run.name} stays: {error}")
         else:
-            click.echo(f"{each.run.name} {'has its checkpoints only' if keep_checkpoints else 'removed'}")
+            click.echo(f"{each.run.name} {_left(each.run) if keep_checkpoints else 'removed'}")
     for line in failed:
         click.echo(line, err=True)
     return failed
+
+
+def _left(run: RunDir) -> str:
+    """What a run has left whose traces were removed."""
+    try:
+        has_checkpoints = any(run.checkpoints.iterdir())
+    except OSError:
+        has_checkpoints = False
+    return f"has its {'checkpoints and ' if has_checkpoints else ''}records only"
 
 
 def _remove_one(run: RunDir, keep_checkpoints: bool) -> None:

@@ -6,12 +6,13 @@ would act on the terminal.
 
 from __future__ import annotations
 
+import pwd
 import re
 from collections.abc import Sequence
 
 from hpc_train.quantities import format_duration
 
-__all__ = ["align", "human_duration", "one_line", "shortened"]
+__all__ = ["align", "human_duration", "named_ender", "one_line", "shortened"]
 
 MAX_REASON = 240  # two to three lines of a terminal
 # What torch and gloo add to their message: "Exception raised from f at g.cpp:1 (most recent call first): frame #0: …".
@@ -36,6 +37,15 @@ def shortened(text: str, limit: int = MAX_REASON) -> str:
     tail = f" … {end}" if len(end) <= limit // 2 and end != line else " …"
     head = line[: limit - len(tail)]
     return (head[: max(head.rfind(" "), limit // 4)] if " " in head else head).rstrip(" ;,:(") + tail
+
+
+def named_ender(state: str) -> str:
+    """Slurm's "CANCELLED by 501" with that user's name, where this machine knows it."""
+    head, by, uid = state.rpartition(" by ")
+    try:
+        return f"{head}{by}{pwd.getpwuid(int(uid)).pw_name}" if by and uid.isdecimal() else state
+    except (KeyError, OverflowError):
+        return state
 
 
 def human_duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_train.cli.text import one_line, shortened
+from hpc_train.cli.text import named_ender, one_line, shortened
 from hpc_train.cli.why_next import avoided, more_time, what_next
 from hpc_train.errors import SpecError, UsageError
 from hpc_train.files import read_json, why_unreadable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 SHOWN_ATTEMPTS = 5
+_NO_LAUNCH = "step-launch-failed"
 _HERE = "see: hpc-train why"  # what the local supervisor says of a run that it holds
 # Of a run whose end was decided, only what says why: who ended and who waited for it is in the exit marks.
 _TELLING = ("cause", "exception", "hint")
@@ -168,7 +169,24 @@ def _findings(run: RunDir, view: RunView, logs: tuple[str, ...]) -> list[Finding
             except (OSError, ValueError):
                 continue  # one log less: the exit marks tell the class already
     found = diagnose(opened)
-    return [one for one in found if view.newest is None or one.pattern.tier in _TELLING]
+    has_run = not logs and _ranks_were_ready(run)
+    return [
+        one
+        for one in found
+        if (view.newest is None or one.pattern.tier in _TELLING) and not (has_run and one.pattern.id == _NO_LAUNCH)
+    ]
+
+
+def _ranks_were_ready(run: RunDir) -> bool:
+    """Whether all ranks of the newest attempt had started: what srun says of a launch then is of their end."""
+    attempts, submission = run.attempts(), run.newest_submission()
+    if not attempts or submission is None:
+        return False
+    try:
+        num_ranks = int(read_json(submission.launch)["num_ranks"])
+        return len(os.listdir(attempts[-1].ready)) >= num_ranks > 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _own_logs(run: RunDir) -> list[Path]:
@@ -218,11 +236,22 @@ def _log_lines(findings: list[Finding], view: RunView, facts: JobFacts | None) -
     return [*lines, f"advice    {found.who}: {found.next}"]
 
 
+def _of_total(step: int, total: int | None) -> str:
+    if not total:
+        return ""
+    return f" of {total}" if step <= total else f", past the {total} asked for"
+
+
 def _head(run: RunDir, view: RunView) -> list[str]:
+    from hpc_train.diagnosis.reasons import is_of_waiting
+
     reason = "" if view.job.reason == _HERE else view.job.reason
-    said = ": ".join(filter(None, [view.job.raw if view.scheduler != "local" else "", reason]))
-    none = "none yet" if view.standing.tells_steps or not view.attempts else "none told"
-    step = none if view.step is None else f"{view.step}" + (f" of {view.total_steps}" if view.total_steps else "")
+    if view.state == "cancelled" and is_of_waiting(reason):
+        reason = ""
+    said = ": ".join(filter(None, [named_ender(view.job.raw) if view.scheduler != "local" else "", reason]))
+    is_early = view.standing.tells_steps or not view.attempts or view.is_starting
+    none = "none yet" if is_early else "none told"
+    step = none if view.step is None else f"{view.step}{_of_total(view.step, view.total_steps)}"
     saved = "none" if view.last_commit is None else f"step {view.last_commit}"
     lines = [f"run       {run.name}", f"state     {view.state_shown}" + (f" ({shortened(said)})" if said else "")]
     if view.state == "unknown" and view.reason not in ("", view.job.reason):

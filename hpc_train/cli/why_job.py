@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpc_train.cli.text import named_ender
 from hpc_train.diagnosis.engine import Finding, diagnose
 from hpc_train.diagnosis.job_facts import JobFacts
 from hpc_train.diagnosis.logs import Log, read_log, why_unreadable
+from hpc_train.diagnosis.reasons import is_of_waiting
 from hpc_train.diagnosis.verdict import Diagnosis, judge, of_log, shown_size, shown_time
 from hpc_train.errors import HpcTrainError, UsageError, from_os_error
 
@@ -75,9 +78,22 @@ def explain_job(job_id: str, paths: Sequence[str]) -> dict[str, Any]:
     if not paths and facts.word not in ("", "PENDING"):
         logs = _own_logs(facts)
     findings = diagnose(logs)
-    found = judge(facts, findings)
+    found = _without_another_look(judge(facts, findings), logs)
+    found = replace(found, what=_named(found.what, facts.user))
     record = _record(facts, found)
     return {**record, "notes": [*record["notes"], *notes_on(logs)], "findings": findings_json(findings)}
+
+
+def _without_another_look(found: Diagnosis, logs: Sequence[Log]) -> Diagnosis:
+    """Not the advice to look at the log where that was done."""
+    if not logs or not found.next.startswith("look at its log"):
+        return found
+    names = " ".join(shlex.quote(log.path or log.name) for log in logs[:3])
+    if all(why_unreadable(log) for log in logs):
+        return replace(
+            found, next=f"there is nothing to read in {names}: does its output go elsewhere (srun --output)?"
+        )
+    return replace(found, next=f"nothing known is in its log; read its end: tail {names}")
 
 
 def _own_logs(facts: JobFacts) -> list[Log]:
@@ -177,7 +193,9 @@ def job_lines(job: dict[str, Any]) -> list[str]:
     ]
     lines = [f"job       {', '.join([job['id'], *owner])}"]
     ended = f", exit code {job['exit_code']}:{job['signal']}" if job["exit_code"] or job["signal"] else ""
-    state = f"{job['state'] or 'unknown'}" + (f" ({job['reason']})" if job["reason"] else "") + ended
+    is_left_over = (job["state"] or "").startswith("CANCELLED") and is_of_waiting(job["reason"] or "")
+    why = f" ({job['reason']})" if job["reason"] and not is_left_over else ""
+    state = f"{named_ender(job['state'] or 'unknown')}{why}{ended}"
     if job["elapsed_s"] is not None and job["state"] != "PENDING":
         state += f"; ran {shown_time(job['elapsed_s'])}" + (
             f" of {shown_time(job['limit_s'])}" if job["limit_s"] else ""
@@ -186,9 +204,8 @@ def job_lines(job: dict[str, Any]) -> list[str]:
     if job["array_tasks"]:
         lines.append(f"array     {', '.join(f'{count} {state}' for state, count in job['array_tasks'].items())}")
     if job["earlier_starts"]:
-        lines.append(
-            f"before    started {len(job['earlier_starts'])} times before: {', '.join(job['earlier_starts'][-5:])}"
-        )
+        times = "once" if len(job["earlier_starts"]) == 1 else f"{len(job['earlier_starts'])} times"
+        lines.append(f"before    started {times} before: {', '.join(job['earlier_starts'][-5:])}")
     return [*lines, *_memory_lines(job)]
 
 
@@ -211,14 +228,15 @@ def _asked(job: dict[str, Any]) -> str:
     return f"; {shown_size(job['memory_per_node'])} asked for on each node" if job["memory_per_node"] else ""
 
 
-def _named(text: str) -> str:
-    """User ids by name, where this machine knows them."""
+def _named(text: str, owner: str = "") -> str:
+    """User ids by name, where this machine knows them, and said to be the job's own user where that is the owner."""
 
     def name(match: re.Match[str]) -> str:
         try:
-            return pwd.getpwuid(int(match[1])).pw_name
+            known = pwd.getpwuid(int(match[1])).pw_name
         except (KeyError, OverflowError):
             return match[0]
+        return f"its user, {known}," if known == owner else known
 
     return _UID.sub(name, text)
 

@@ -1,7 +1,7 @@
 """The last line of `hpc-train why RUN`: what happens by itself, who must act, and what to type.
 
 Apart from the story of the run, so that there is one rule: what waits goes on by itself, what is repaired goes on by
-`requeue`, what needs another request by `resume`.
+`requeue`, what needs another request or another command by `resume`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["avoided", "more_time", "what_next"]
 
+# A longer warning does not help a program that never listens.
+_NEVER_SAVED = " (let it call hpc_train.commit after its own save, or use Checkpointer and StopRequest)"
 MAX_DOUBLED_S = 1 << 30
 _OF_REQUEST = ("config", "launch")  # classes that another size, limit or command may mend
+# As launch/main says it; what is missing is named as Python writes it.
+_NO_PROGRAM = re.compile(r"the program could not be started: FileNotFoundError: [^']{0,80}: (?P<program>'.*?')(?:;|$)")
 _OF_PENDING = re.compile(r": cancel it\b.*")  # advice for a job that still waits
 
 
@@ -39,13 +43,11 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
     if view.state == "failed" and view.unbegun:
         return _ended_before_attempt(view, facts)
     if view.ended_before_cancel:
-        return (
-            f"nothing, since it was cancelled after its end; to go on after a repair: {requeue}{_other_request(view)}"
-        )
+        return f"nothing, since it was cancelled after its end; to go on {_after_repair(view)}"
     if view.state == "cancelled":
         return f"nothing; to go on after all: {requeue}"
     if view.state in ("running", "completing"):
-        return "it runs"
+        return "it runs" if view.newest is None else _is_ending(view, view.newest.word)
     if view.state in ("pending", "requeued"):
         return _waits(view, facts)
     if view.state == "held" and is_held_by_slurm(view.job, view.newest):
@@ -62,9 +64,21 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
     if view.newest.word in ("again", "again-elsewhere"):
         return f"it was to start again, but its job has ended; to go on: {requeue}"
     if view.newest.failure == "timeout":
-        asked = "hpc-train asks the program to save before the limit, and it saved nothing new"
+        asked = "hpc-train asks the program to save before the limit, and it saved nothing"
+        asked += _NEVER_SAVED if view.last_commit is None else " new"
         return f"it does not start again by itself: {asked}{_other_request(view)}; as it was: {requeue}"
-    return f"it does not start again by itself; after a repair: {requeue}{_other_request(view)}"
+    return f"it does not start again by itself; {_after_repair(view)}"
+
+
+def _is_ending(view: RunView, word: str) -> str:
+    """Of a run whose decision is newer than what the scheduler last said."""
+    if word in ("again", "again-elsewhere"):
+        return "its attempt has ended; it starts again by itself"
+    if word == "done":
+        return "nothing: it is complete, and its job is about to end"
+    if word == "hold":
+        return f"its attempt has ended, and it is about to be held until you ask: hpc-train requeue {view.run.name}"
+    return f"its attempt has ended; once its job has too, it does not start again by itself; {_after_repair(view)}"
 
 
 def more_time(view: RunView) -> str:
@@ -80,6 +94,28 @@ def _other_request(view: RunView) -> str:
     if failure in ("timeout", "stopped"):
         return f"; with more time: {resume} {more_time(view)}"
     return f"; with another request: {resume} OPTIONS" if failure in _OF_REQUEST else ""
+
+
+def _after_repair(view: RunView) -> str:
+    """How to go on once the fault is mended: `requeue` would repeat a wrong command as it is."""
+    requeue = f"hpc-train requeue {view.run.name}"
+    if not _is_of_command(view):
+        return f"after a repair: {requeue}{_other_request(view)}"
+    put_right = f"with the command put right: hpc-train resume {view.run.name} -- COMMAND"
+    return f"{put_right}; if the fault was elsewhere, after its repair: {requeue}"
+
+
+def _is_of_command(view: RunView) -> bool:
+    """Whether the command itself is at fault: options that the program does not take, a program that is not there."""
+    if view.newest is None or view.newest.failure not in ("usage", "config"):
+        return False
+    submission = view.run.newest_submission()
+    try:
+        command = read_json(submission.launch)["command"] if submission is not None else []
+    except (OSError, ValueError, KeyError, TypeError):
+        command = []
+    missing = _NO_PROGRAM.search(view.newest.reason)
+    return view.newest.failure == "usage" or (missing is not None and missing["program"] in map(repr, command[:1]))
 
 
 def _never_began(view: RunView) -> bool:

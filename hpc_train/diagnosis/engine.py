@@ -22,8 +22,9 @@ EXCEPTION = "python-exception"  # the pattern of an exception that no other patt
 MISSING_FILE = "file-missing"
 MAX_CANDIDATES = 500  # lines of one needle in one stretch of a log that are looked at
 
-_PATHS = ("dataset", "checkpoints")  # groups that hold a whole path, and nothing else
+_PATHS = ("dataset", "checkpoints", "path")  # groups that hold a whole path, and nothing else
 _PLACE = re.compile(r"\{(\w{1,20})\}")
+_OPTIONAL = re.compile(r"\[\[((?:(?!\[\[|\]\]).)*)\]\]")  # an innermost one
 # Other tools' ways to say of which rank or host a line is.
 _RANK = re.compile(r"\brank[ :=]?\s?(\d{1,7})\b", re.IGNORECASE)
 _HOST = re.compile(r"^(?:srun: error: (?P<srun>[\w.-]{1,200}): tasks?|slurmstepd-(?P<stepd>[\w.-]{1,200}): |"
@@ -67,7 +68,7 @@ def diagnose(logs: Sequence[Log], patterns: Sequence[Pattern] | None = None) -> 
     """
     known = load_patterns() if patterns is None else patterns
     firsts: dict[str, _Hit] = {}
-    counts: dict[str, int] = {}
+    lines: dict[str, set[tuple[int, int, int]]] = {}
     logs = [last_start(log) for log in logs]
     for number, log in enumerate(logs):
         tracebacks = find_tracebacks(log)
@@ -75,19 +76,25 @@ def diagnose(logs: Sequence[Log], patterns: Sequence[Pattern] | None = None) -> 
         for hit in [*found, *_exceptions(log, number, found, known, tracebacks)]:
             name = hit.pattern.id
             firsts[name] = min(firsts.get(name, hit), hit, key=lambda each: each.order)
-            counts[name] = counts.get(name, 0) + 1
-    enough = [hit for hit in firsts.values() if counts[hit.pattern.id] >= hit.pattern.least]
+            lines.setdefault(name, set()).add(hit.order[:3])
+    enough = [hit for hit in firsts.values() if len(lines[hit.pattern.id]) >= hit.pattern.least]
     hits = _without_doubles(sorted(enough, key=lambda hit: (TIERS.index(hit.pattern.tier), hit.order)))
-    return [_finding(logs[hit.order[0]], hit, counts[hit.pattern.id]) for hit in hits]
+    return [_finding(logs[hit.order[0]], hit, len(lines[hit.pattern.id])) for hit in hits]
 
 
 def fill_in(text: str, finding: Finding | None, **values: str) -> str:
     """A pattern's words with {job}, {host}, {rank}, {file}, {line} and its own values.
 
-    What is not known stays a word of its own, in capitals.
+    What is not known stays a word of its own, in capitals; a part in [[ ]] that needs it is left out.
     """
     known = {} if finding is None else dict(finding.values)
     known.update({name: value for name, value in values.items() if value})
+
+    def part(match: re.Match[str]) -> str:
+        return match[1] if all(known.get(name) for name in _PLACE.findall(match[1])) else ""
+
+    while _OPTIONAL.search(text):
+        text = _OPTIONAL.sub(part, text)
     return _PLACE.sub(lambda match: known.get(match[1]) or match[1].upper(), text)
 
 

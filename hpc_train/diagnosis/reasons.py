@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-__all__ = ["Reason", "explain_reason", "is_failed_launch", "is_held_by_site", "load_reasons", "why_not_started"]
+__all__ = [
+    "Reason",
+    "explain_reason",
+    "is_failed_launch",
+    "is_held_by_site",
+    "is_of_waiting",
+    "load_reasons",
+    "why_not_started",
+]
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,12 @@ def why_not_started(said: str) -> Reason | None:
     reason = explain_reason(said)
     is_hold = any(word in said.lower() for word in ("held", "hold"))
     return reason if reason is not None and not is_hold and (reason.never or reason.who == "site") else None
+
+
+def is_of_waiting(said: str) -> bool:
+    """Whether a reason only says why a job waited: Slurm keeps it for a job that was cancelled then."""
+    reason = explain_reason(said)
+    return reason is not None and reason.who == "wait" and not reason.never
 
 
 def is_failed_launch(said: str) -> bool:

@@ -223,7 +223,11 @@ def _execute(start: _Start, page: Page) -> NoReturn:
     # Python ignores these, and ignored signals are inherited: `yes | head` would not end.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        error.filename = command[0]  # of a word that is looked for in PATH it names none
+        raise
 
 
 def _leave_unstarted(page: Page, error: Exception) -> NoReturn:

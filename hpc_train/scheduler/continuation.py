@@ -41,6 +41,10 @@ __all__ = ["Resumed", "find_job_ids", "preview", "requeue", "resume"]
 
 
 MAX_SHOWN = 60  # of one value that has changed
+_NOTHING_NEW = (
+    "the run had completed, and nothing is changed: a program that loads its checkpoint ends at once, any other trains "
+    "all again (hpc-train cancel {name}); to train further: hpc-train resume {name} -- COMMAND"
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ def resume(run: RunDir, flags: Mapping[str, Any], environ: Mapping[str, str]) ->
         warnings = (*done.warnings, *remarks_on(revision.plan, environ), *_drop_held(view))
         if gone:
             warnings = (*warnings, f"{gone}; without them it begins anew")
+        elif view.state == "completed" and not revision.changes:
+            warnings = (*warnings, _NOTHING_NEW.format(name=run.name))
     return Resumed(done, revision.changes, warnings)
 
 

@@ -19,7 +19,7 @@ from hpc_train.files import read_json, why_unreadable
 from hpc_train.recovery.evidence import read_decision, submission_of
 from hpc_train.recovery.policy import Decision
 from hpc_train.run.journal import Event
-from hpc_train.run.layout import RunDir, SubmissionDir
+from hpc_train.run.layout import AttemptDir, RunDir, SubmissionDir
 from hpc_train.run.newest import JournalTail, Newest, newest_checkpoint
 from hpc_train.scheduler.backend import JobState
 from hpc_train.scheduler.job_records import NO_RECORD, bad_record, newest_records
@@ -28,6 +28,7 @@ from hpc_train.scheduler.standing import Standing, measure, revised_total, sane_
 
 __all__ = ["CACHED_S", "RunView", "is_held_by_slurm", "view_run", "view_runs"]
 
+STARTING_S = 120.0  # after its ranks are ready a program that tells steps has mostly told its first
 CACHED_S = 10.0  # what a scheduler has said may be so old for commands that only show it
 
 _NOT_SUBMITTED = JobState("unknown", reason="not submitted: no scheduler has taken it")
@@ -44,7 +45,8 @@ class RunView:
     ended_before_cancel: the state in which it had ended when it was cancelled, "" where it had not.   decision: of the
     newest attempt that has one.   newest: of the newest attempt, None where it has none.   unbegun: that the newest
     submission's batch script ended before any attempt had begun, "" where it did not.   job: what the scheduler said.
-    walltime_s: limit of the newest attempt, None for none or where it is not known.   time: of the view, for ages.
+    walltime_s: limit of the newest attempt, None for none or where it is not known.   ready_time: when the last of its
+    ranks so far was ready, None before it has begun.   time: of the view, for ages.
     """
 
     run: RunDir
@@ -62,6 +64,7 @@ class RunView:
     unbegun: str = ""
     job: JobState = _NOT_SUBMITTED
     walltime_s: float | None = None
+    ready_time: float | None = None
     time: float = 0.0
 
     @property
@@ -108,10 +111,18 @@ class RunView:
         return self.standing.eta_s if self.state == "running" else None
 
     @property
+    def is_starting(self) -> bool:
+        """Whether a program that tells steps may not have come to its first yet: it imports, loads, compiles."""
+        is_young = self.ready_time is None or self.time - self.ready_time < STARTING_S
+        return self.state == "running" and self.newest is None and not self.standing.tells_steps and is_young
+
+    @property
     def unwatched(self) -> str:
         """What is not watched of a program that runs and tells no steps, and what it may call; "" where it does."""
         if self.state != "running" or self.newest is not None or self.standing.tells_steps:
             return ""
+        if self.is_starting:
+            return "starting: no step told so far"
         if self.last_commit is not None:
             return "no steps so far, only commits: a hang is not seen; tell steps with hpc_train.Progress"
         return (
@@ -266,6 +277,7 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
         unbegun=unbegun,
         job=job,
         walltime_s=_walltime_s(run),
+        ready_time=_ready_time(attempts[-1]) if attempts else None,
         time=time.time(),
     )
 
@@ -296,6 +308,13 @@ def _command(submission: SubmissionDir) -> list[str]:
 def _newest_taken(run: RunDir) -> int:
     """Number of the newest submission that a scheduler took, 0 if none did."""
     return max((each.number for each in run.submissions() if each.submit.exists()), default=0)
+
+
+def _ready_time(attempt: AttemptDir) -> float | None:
+    try:
+        return attempt.ready.stat().st_mtime  # of the newest entry: one a rank
+    except OSError:
+        return None
 
 
 def _walltime_s(run: RunDir) -> float | None:

@@ -89,7 +89,18 @@ def read_toml(path: str | os.PathLike[str], error: type[HpcTrainError], *, is_pa
     except RecursionError as cause:
         raise error(f"{name}: nested too deeply") from cause
     except ValueError as cause:  # TOMLDecodeError, UnicodeDecodeError, an integer of thousands of digits
-        raise error(f"{name}: not a TOML file: {' '.join(str(cause).split())[:200]}") from cause
+        hint = _unquoted(str(cause), data)
+        raise error(f"{name}: not a TOML file: {' '.join(str(cause).split())[:200]}{hint}") from cause
+
+
+def _unquoted(message: str, data: bytes) -> str:
+    """What to do about a text without quotes, as in `walltime = 2:00:00`; "" if it is another mistake."""
+    found = re.search(r"^(?:Expected newline|Invalid value).* \(at line (\d{1,9}),", message)
+    lines = data.decode("utf-8", "replace").split("\n")
+    line = lines[int(found[1]) - 1] if found is not None and int(found[1]) <= len(lines) else ""
+    # Only the key is told: a value may be a secret.
+    match = re.fullmatch(r"\s*([\w.-]{1,60})\s*=\s*[^\s\"'\[\]{}#=][^\"'\[\]{}#=]{0,200}(?:#.*)?", line.rstrip())
+    return f'; a text takes quotes: {match[1]} = "…"' if match else ""
 
 
 def refuse_untrusted(
@@ -294,6 +305,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _in_words(message: str) -> str:
     """msgspec's message in the words of people who write TOML: "Expected `array`" gives "expected a list"."""
     names = {"int": "an integer", "str": "a text", "array": "a list", "bool": "true or false", "object": "a table"}
+    names |= {"time": "a time of day: a text takes quotes", "date": "a date: a text takes quotes"}
     words = re.sub(r"`([^`]*)`", lambda match: names.get(match[1].removesuffix(" | null"), match[1]), message)
     return words[0].lower() + words[1:]
 

@@ -11,7 +11,7 @@ import pytest
 from hpc_train.errors import Superseded
 from hpc_train.files import read_json, write_json
 from hpc_train.run.jobs import record_job
-from hpc_train.run.journal import read_journal
+from hpc_train.run.journal import Journal, read_journal
 from hpc_train.run.layout import RunDir
 from hpc_train.run.ownership import check_ownership, take_ownership
 from tests.cli.conftest import Shell
@@ -38,7 +38,7 @@ def test_cancel_marks_the_run_before_it_asks_the_scheduler(shell: Shell, run: Ru
     write_program(
         shell.bin, "squeue", f'[ -e "{run.cancelled}" ] && echo marked >>"{shell.bin}/calls"; cat "${{0%/*}}/queue"'
     )
-    assert shell.ok("cancel", "r") == f"r cancelled; its checkpoints stay in {run.path}\n"
+    assert shell.ok("cancel", "r") == f"r cancelled; it has no checkpoint; its logs stay in {run.path}\n"
     assert calls(shell) == ["marked", "scancel 7", "marked", "marked"]  # looked at before and after, and for others
     assert events(run) == ["cancelled"]
 
@@ -262,6 +262,7 @@ def test_a_cancel_of_a_run_that_had_failed_keeps_the_failure_in_sight(shell: She
     run = shell.make_run("r", "7")
     make_attempt(run, reason="KeyError: 'x'")
     shell.queue("7|FAILED|n1|None")
+    Journal(run, "rank0", 0).append("commit", step=10, path="x", bytes=1)
     assert shell.ok("cancel", "r") == (
         f"r had ended already (failed), and is cancelled; its checkpoints stay in {run.path}\n"
     )

@@ -162,7 +162,7 @@ def test_only_old_runs_are_old(shell: Shell) -> None:
 
 def test_checkpoints_and_what_is_known_of_the_run_can_stay(shell: Shell, ended: RunDir) -> None:
     (ended.checkpoints / "step-000000001" / "COMMIT").touch()
-    shell.ok("clean", "r", "--keep-checkpoints", "--yes")
+    assert shell.ok("clean", "r", "--keep-checkpoints", "--yes").endswith("r has its checkpoints and records only\n")
     left = {str(path.relative_to(ended.path)) for path in ended.path.rglob("*") if path.is_file()}
     assert "checkpoints/step-000000001/data-00000" in left and "attempt-000/decision.json" in left
     assert not [name for name in left if name.endswith(".log") or name.startswith("journal/")]
@@ -170,6 +170,12 @@ def test_checkpoints_and_what_is_known_of_the_run_can_stay(shell: Shell, ended: 
     assert (status["state"], status["last_commit"]) == ("completed", 1)
     assert "last commit: step 1;" in shell.ok("why", "r")
     shell.ok("clean", "r", "--keep-checkpoints", "--yes")  # twice is no error
+
+
+def test_of_a_run_without_checkpoints_only_records_stay(shell: Shell) -> None:
+    make_attempt(shell.make_run("r", "7"), word="done", failure="done")
+    shell.queue("7|COMPLETED|n1|None")
+    assert shell.ok("clean", "r", "--keep-checkpoints", "--yes").endswith("r has its records only\n")
 
 
 def test_links_are_removed_and_never_followed(shell: Shell, ended: RunDir, tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_requeue_of_a_completed_run_names_resume(shell: Shell, run: RunDir) -> N
     assert f"to train it further: hpc-train resume {run.name} -- COMMAND" in shell.fails(78, "requeue", run.name)
 
 
+def test_a_completed_run_that_is_resumed_as_it_was_warns_of_training_all_again(shell: Shell, run: RunDir) -> None:
+    done = shell.run("resume", run.name)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hpc-train: warning: the run had completed, and nothing is changed: ")
+    assert f"to train further: hpc-train resume {run.name} -- COMMAND" in line
+
+
 def test_a_cancelled_run_goes_on_in_another_queue(shell: Shell, run: RunDir) -> None:
     shell.ok("cancel", run.name)  # it had completed: nothing to cancel
     run.cancelled.touch()
@@ -162,7 +170,8 @@ def test_status_has_the_new_total_at_once(shell: Shell, run: RunDir, steps: str,
     table = [line.split("\t") for line in shell.ok("status").splitlines()]
     row = dict(zip(*table, strict=True))
     assert (row["step"], row["done"]) == (shown, done)
-    assert f"step      10 of {steps};" in shell.ok("why", run.name)
+    told = "10 of 20" if steps == "20" else "10, past the 8 asked for"
+    assert f"step      {told};" in shell.ok("why", run.name)
     # what the program says itself counts
     write_json(make_attempt(run, 1).started, {"submission": 1})
     Journal(run, "rank0", 1).append("progress", total_steps=12)

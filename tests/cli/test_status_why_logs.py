@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import subprocess
+import time
 from typing import Any
 
 import pytest
@@ -218,10 +219,16 @@ def test_of_a_program_that_tells_no_steps_it_is_said_what_is_not_watched(
     shell: Shell, events: list[str], step: str, told: str
 ) -> None:
     run = shell.make_run("r", "7")
-    make_attempt(run)
+    attempt = make_attempt(run)
     for event in events:
         Journal(run, "rank0", 0).append(event, step=5)
     shell.queue("7|RUNNING|n1|None")
+    if told:  # not before it may have come to its first step
+        early = shell.ok("status", "r").splitlines()[1].split("\t")[-1]
+        assert early == "starting: no step told so far"
+        assert f"step      {step.replace('none told', 'none yet')}; " in shell.ok("why", "r")
+    long_ago = time.time() - 1000
+    os.utime(attempt.ready, (long_ago, long_ago))
     why, row = shell.ok("why", "r"), shell.ok("status", "r").splitlines()[1].split("\t")
     assert f"step      {step}; attempts: 1\n" in why
     assert [line for line in why.splitlines() if line.startswith("watch ")] == (

@@ -92,9 +92,13 @@ def test_a_run_at_its_time_limit_is_told_what_hpc_train_does_and_how_to_ask_for_
     lines = shell.ok("why", "r").splitlines()
     (advice,) = [line for line in lines if line.startswith("advice")]
     assert "hpc-train asks the program to save before the limit" in advice and "sbatch" not in advice
-    assert "give it more: hpc-train resume r --walltime 0-02:00:00, or a longer warning" in advice
+    assert "more time: hpc-train resume r --walltime 0-02:00:00, or a longer warning" in advice
+    assert "one that never saves needs hpc_train.commit after its own save, or Checkpointer and StopRequest" in advice
     if scheduler == "slurm":
-        assert "asks the program to save before the limit, and it saved nothing new; with more time: " in lines[-1]
+        call = "let it call hpc_train.commit after its own save, or use Checkpointer and StopRequest"
+        assert f"to save before the limit, and it saved nothing ({call}); with more time: " in lines[-1]
+        Journal(run, "rank0", 0).append("commit", step=10, path="x", bytes=1)
+        assert "and it saved nothing new; with more time: " in shell.ok("why", "r").splitlines()[-1]
         assert lines[-1].endswith("hpc-train resume r --walltime 0-02:00:00; as it was: hpc-train requeue r")
 
 
@@ -136,6 +140,67 @@ def test_a_run_whose_batch_script_ended_before_any_attempt_is_told_where_to_look
         "says nothing, a line of [program] setup or of the site's prologue ended it, as `exit` does; after a repair "
         "outside the job file: hpc-train requeue r; after one in it: hpc-train submit"
     )
+
+
+NOT_THERE = "the program could not be started: FileNotFoundError: [Errno 2] No such file or directory: "
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "is_of_command"),
+    [
+        ("usage", "the program ended with code 2; no new checkpoint", True),
+        ("config", f"{NOT_THERE}'true'; correct the job file or the program's configuration", True),
+        ("config", f"{NOT_THERE}'/gone/directory'; correct the job file", False),  # to be made again
+        ("config", "ConfigError: no such key", False),
+        ("data", "DataError: damaged", False),
+    ],
+)
+def test_a_wrong_command_is_not_repeated(shell: Shell, failure: str, reason: str, is_of_command: bool) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word="stop", failure=failure, reason=reason)
+    shell.queue("7|FAILED|n1|None")
+    wrong = "with the command put right: hpc-train resume r -- COMMAND; if the fault was elsewhere, after its repair: "
+    said = shell.json("why", "r")["next"]
+    assert (wrong in said, "; after a repair: hpc-train requeue r" in said) == (is_of_command, not is_of_command)
+    shell.ok("cancel", "r")
+    assert (wrong in shell.json("why", "r")["next"]) == is_of_command
+
+
+def test_options_that_the_program_does_not_take_are_advised_with_resume(shell: Shell) -> None:
+    attempt = make_attempt(shell.make_run("r", "7"), 0, word="stop", failure="usage", reason="code 2")
+    attempt.logs.joinpath("n1.log").write_text("train.py: error: unrecognized arguments: --rl 3\n")
+    shell.queue("7|FAILED|n1|None")
+    told = shell.json("why", "r")["diagnosis"]
+    assert told["pattern"] == "bad-arguments" and told["next"].endswith(": hpc-train resume r -- COMMAND")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("again", "its attempt has ended; it starts again by itself"),
+        ("done", "nothing: it is complete, and its job is about to end"),
+        ("hold", "its attempt has ended, and it is about to be held until you ask: hpc-train requeue r"),
+        ("stop", "its attempt has ended; once its job has too, it does not start again by itself; after a repair: "),
+    ],
+)
+def test_a_decision_is_newer_than_a_job_that_still_runs(shell: Shell, word: str, said: str) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word=word)
+    shell.queue("7|RUNNING|n1|None")
+    assert shell.json("why", "r")["next"].startswith(said)
+    make_attempt(run, 1)
+    assert shell.json("why", "r")["next"] == "it runs"
+
+
+def test_what_srun_says_of_a_launch_counts_only_before_all_ranks_were_ready(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    attempt = make_attempt(run)
+    attempt.launcher_log.write_text("srun: error: Application launch failed: Communication connection failure\n")
+    shell.queue("7|NODE_FAIL|n1|None")
+    failed = shell.json("why", "r")["diagnosis"]
+    assert failed["pattern"] == "step-launch-failed" and "HOST" not in failed["next"]
+    (attempt.ready / "0").write_text("n1")  # the only one
+    assert shell.json("why", "r")["diagnosis"] is None
 
 
 def test_a_local_run_is_told_nothing_of_slurm(shell: Shell) -> None:

@@ -306,3 +306,31 @@ MEMORY: dict[str, Any] = {
 )
 def test_memory_is_told_where_it_was_measured(changes: dict[str, Any], line: str) -> None:
     assert [each for each in job_lines({**MEMORY, **changes}) if each.startswith("memory")] == [line][: bool(line)]
+
+
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [
+        ("", "there is nothing to read in {log}: does its output go elsewhere (srun --output)?"),
+        ("all well\n", "nothing known is in its log; read its end: tail {log}"),
+    ],
+)
+def test_a_log_that_was_looked_at_is_not_asked_for_again(slurm: Shell, text: str, then: str) -> None:
+    account(slurm, WorkDir=str(slurm.directory))
+    said = then.format(log=log(slurm, "slurm-99.out", text))
+    assert slurm.json("why", "99")["next"] == said
+    assert slurm.json("why", "99", "--log", "slurm-99.out")["next"].startswith(said.partition("/")[0])
+
+
+def test_who_cancelled_a_waiting_job_is_named_and_not_why_it_waited(slurm: Shell) -> None:
+    account(slurm, State="CANCELLED by 0", ExitCode="0:0", User="root", Reason="Resources", NodeList="", ElapsedRaw="0")
+    out = slurm.ok("why", "99").splitlines()
+    assert "what      it was cancelled by its user, root, before it started: it never had a node" in out
+    assert [line for line in out if line.startswith("state     CANCELLED by root;")]
+    shell_run = slurm.make_run("r", "99")
+    write_program(slurm.bin, "squeue", "echo '99|CANCELLED by 0||Resources'")
+    assert "state     cancelled (CANCELLED by root)" in slurm.ok("why", shell_run.name).splitlines()
+
+
+def test_one_earlier_start_is_once() -> None:
+    assert "before    started once before: NODE_FAIL" in job_lines({**MEMORY, "earlier_starts": ["NODE_FAIL"]})

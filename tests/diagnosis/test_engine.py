@@ -198,3 +198,44 @@ def test_a_path_in_a_command_is_quoted() -> None:
     text = "hpc_train.errors.DataError: /d/it's mine: damaged: shard-1.h5: No such file or directory; restore it\n"
     (found,) = diagnose([make_log(text.encode(), name="job.out")])
     assert fill_in(found.pattern.next, found).startswith("hpc-train data verify '/d/it'\"'\"'s mine' names")
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'nosuch.pt'", "nosuch.pt"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/a b/x.pt'", "'/a b/x.pt'"),
+        ('FileNotFoundError: [Errno 2] No such file or directory: "/it\'s"', "'/it'\"'\"'s'"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: b'/raw'", "/raw"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/a' -> '/b'", "/a"),
+        ("FileNotFoundError: Couldn't find a dataset at /data/books.", "/data/books"),
+        ("FileNotFoundError: /data/x.pt does not exist, see 'help'", "/data/x.pt"),
+        ("FileNotFoundError: the vocabulary is missing", ""),
+        ("/job/slurm_script: line 3: cd: /nosuchdir: No such file or directory", "/nosuchdir"),
+        ("cp: cannot stat '/a b': No such file or directory", "'/a b'"),
+        ("ls: cannot access '/x': No such file or directory", "/x"),
+        ("tar: x.tar: Cannot open: No such file or directory", "x.tar"),
+        ("python3: can't open file '/x.py': [Errno 2] No such file or directory", "/x.py"),
+        ("bash: run.sh: No such file or directory", "run.sh"),
+    ],
+)
+def test_a_missing_file_is_named_as_it_may_be_typed_or_not_at_all(line: str, path: str) -> None:
+    found = first(f"{line}\n")
+    assert (found.pattern.id, found.values.get("path", "")) == ("file-missing", path)
+    look = "look for it where the job ran" + (f": srun -N1 -w n1 ls -ld {path}" if path else "") + "; relative"
+    assert fill_in(found.pattern.next, found, host="n1").startswith(look)
+    assert found.count == 1  # however many texts of the pattern the line fits
+
+
+def test_a_part_of_which_nothing_is_known_is_left_out() -> None:
+    text = "look[[: a[[ -w {host}]] b {path}]]; {job}"
+    assert fill_in(text, None, host="h", path="]]{host}[[", job="7") == "look: a -w h b ]]{host}[[; 7"
+    assert fill_in(text, None, path="p") == "look: a b p; JOB"
+    assert fill_in(text, None, host="h") == "look; JOB"
+
+
+def test_what_srun_says_of_ranks_that_had_run_is_no_failed_launch() -> None:
+    aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+    lost = first(f"step 68 loss 2.3\n{aborted}srun: error: Timed out waiting for job step to complete\n")
+    assert (lost.pattern.id, lost.pattern.tier) == ("step-end-unseen", "summary")
+    assert "HOST" not in fill_in(lost.pattern.next + lost.pattern.run, lost)

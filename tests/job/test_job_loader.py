@@ -174,6 +174,10 @@ BROKEN = [
     ("[program]\ncommand = ['a']\nrendezvous = 'gloo'\n", "one of torch, none is allowed"),
     ("[program]\ncommand = ['a']\nsetup = ['''a\nb''']\n", "control characters"),
     ("[job\n", "not a TOML file"),
+    ("[job]\nwalltime = 2:00:00 # two hours\n", 'line 2, column 13.; a text takes quotes: walltime = "…"$'),
+    ("[job]\nname = train\n", 'line 2, column 8.; a text takes quotes: name = "…"$'),
+    ("[job]\nwalltime = 02:00:00\n", "expected a text, got a time of day: a text takes quotes"),
+    ("[job]\nname = 'a' b\n", r"column 12\)$"),
     ("[job]\nnodes = 1\nnodes = 2\n", "not a TOML file"),
 ]  # fmt: skip
 

@@ -193,6 +193,7 @@ def test_what_cannot_be_started_is_a_wrong_job_file(tmp_path: Path, program: str
     ended = run_command(tmp_path, [program], **changes)
     assert (ended.word, ended.decision.failure, ended.code) == ("stop", "config", 78)
     assert ended.decision.reason.startswith("the program could not be started: FileNotFoundError")
+    assert f": {changes.get('workdir', program)!r}" in ended.decision.reason  # what is missing is named
 
 
 def test_a_rank_alone_where_more_were_declared_stops_at_once_and_says_why(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_train.errors import CannotCreateError, HpcTrainError, NoSpaceError, Superseded, from_os_error
-from hpc_train.files import tell, write_json
+from hpc_train.files import open_regular, tell, write_json
 from hpc_train.recovery.evidence import (
     decide_attempt,
     job_of,
@@ -182,7 +182,7 @@ def _find_ender(run: RunDir, submission: int) -> str:
     if not queue.strip():
         return ""
     log = ""
-    with contextlib.suppress(OSError), open(run.submission(submission).batch_log, "rb") as file:
+    with contextlib.suppress(OSError), open_regular(run.submission(submission).batch_log) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
         log = file.read(_LOG_TAIL_BYTES).decode(errors="replace")
     restart_count = int(restarts) if restarts.isdecimal() else 0

@@ -12,7 +12,7 @@ import math
 import os
 from typing import Any
 
-from hpc_train.files import read_json, write_atomic, write_json
+from hpc_train.files import open_regular, read_json, read_text, write_atomic, write_json
 from hpc_train.recovery.launcher_log import MAX_LOG_BYTES, ranks_seen_to_end
 from hpc_train.recovery.policy import WORDS, Decision, Evidence, Limits, Past, decide
 from hpc_train.run.journal import Event, Journal, last_commit, read_journal
@@ -151,7 +151,7 @@ def _resumed(events: list[Event]) -> int | None:
 
 def _seen_to_end(attempt: AttemptDir) -> frozenset[int]:
     try:
-        with open(attempt.launcher_log, "rb") as file:
+        with open_regular(attempt.launcher_log) as file:
             return ranks_seen_to_end(file.read(MAX_LOG_BYTES).decode(errors="replace"))
     except OSError:
         return frozenset()
@@ -165,8 +165,8 @@ def _has_marks(attempt: AttemptDir) -> bool:
 
 
 def _node_of_ready(attempt: AttemptDir, rank: int) -> str:
-    with contextlib.suppress(OSError):
-        return (attempt.ready / str(rank)).read_text(errors="replace").strip()[:255]
+    with contextlib.suppress(OSError, ValueError):
+        return read_text(attempt.ready / str(rank)).strip()[:255]
     return ""
 
 

@@ -15,9 +15,9 @@ from itertools import islice
 
 from hpc_train.files import open_regular
 from hpc_train.run.journal import MAX_LINE_BYTES, Event, parse_event
-from hpc_train.run.layout import RunDir
+from hpc_train.run.layout import AttemptDir, RunDir
 
-__all__ = ["KEPT_STEPS", "JournalTail", "Newest", "newest_checkpoint"]
+__all__ = ["JournalTail", "KEPT_STEPS", "Newest", "find_ready_time", "newest_checkpoint"]
 
 KEPT_STEPS = 50  # enough to even out what single steps take
 _BLOCK_BYTES = 256 << 10  # some 2000 steps
@@ -39,6 +39,14 @@ class Newest:
     commit: Event | None = None
     progress: Event | None = None
     started: Event | None = None
+
+
+def find_ready_time(attempt: AttemptDir) -> float | None:
+    """When the last of an attempt's ranks so far was ready [s since 1970], None where nobody can say."""
+    try:
+        return attempt.ready.stat().st_mtime  # of the newest entry: one a rank
+    except OSError:
+        return None
 
 
 def newest_checkpoint(run: RunDir) -> tuple[int, float] | None:

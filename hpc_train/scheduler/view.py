@@ -19,8 +19,8 @@ from hpc_train.files import read_json, why_unreadable
 from hpc_train.recovery.evidence import read_decision, submission_of
 from hpc_train.recovery.policy import Decision
 from hpc_train.run.journal import Event
-from hpc_train.run.layout import AttemptDir, RunDir, SubmissionDir
-from hpc_train.run.newest import JournalTail, Newest, newest_checkpoint
+from hpc_train.run.layout import RunDir, SubmissionDir
+from hpc_train.run.newest import JournalTail, Newest, find_ready_time, newest_checkpoint
 from hpc_train.scheduler.backend import JobState
 from hpc_train.scheduler.job_records import NO_RECORD, bad_record, newest_records
 from hpc_train.scheduler.kinds import make_backend
@@ -277,7 +277,7 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
         unbegun=unbegun,
         job=job,
         walltime_s=_walltime_s(run),
-        ready_time=_ready_time(attempts[-1]) if attempts else None,
+        ready_time=find_ready_time(attempts[-1]) if attempts else None,
         time=time.time(),
     )
 
@@ -308,13 +308,6 @@ def _command(submission: SubmissionDir) -> list[str]:
 def _newest_taken(run: RunDir) -> int:
     """Number of the newest submission that a scheduler took, 0 if none did."""
     return max((each.number for each in run.submissions() if each.submit.exists()), default=0)
-
-
-def _ready_time(attempt: AttemptDir) -> float | None:
-    try:
-        return attempt.ready.stat().st_mtime  # of the newest entry: one a rank
-    except OSError:
-        return None
 
 
 def _walltime_s(run: RunDir) -> float | None:

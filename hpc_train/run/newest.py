@@ -17,7 +17,7 @@ from hpc_train.files import open_regular
 from hpc_train.run.journal import MAX_LINE_BYTES, Event, parse_event
 from hpc_train.run.layout import AttemptDir, RunDir
 
-__all__ = ["JournalTail", "KEPT_STEPS", "Newest", "find_ready_time", "newest_checkpoint"]
+__all__ = ["KEPT_STEPS", "JournalTail", "Newest", "find_ready_time", "newest_checkpoint"]
 
 KEPT_STEPS = 50  # enough to even out what single steps take
 _BLOCK_BYTES = 256 << 10  # some 2000 steps

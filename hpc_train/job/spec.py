@@ -79,7 +79,13 @@ class ProgramSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`[program]`: what runs. The fields `command` and `setup` are code."""
 
     command: Annotated[tuple[str, ...], Meta(min_length=1, description="the program and its arguments")]
-    setup: Annotated[tuple[str, ...], Meta(description="shell lines run once on the first node before the ranks")] = ()
+    setup: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="shell lines run once on the first node before the ranks; what they change of the shell itself "
+            "(`set -e`, `IFS`, traps of ERR, DEBUG and RETURN) ends with them"
+        ),
+    ] = ()
     workdir: Annotated[str | None, Meta(description="working directory; default: where submit was typed")] = None
     rendezvous: Annotated[
         Literal["torch", "none"],

@@ -101,7 +101,7 @@ def _begin(run: RunDir, submission: int) -> str:
         if gone := describe_gone(run, events):  # all that was done so far would be done again without a word
             if not asked_again:
                 tell(
-                    f"hpc-train: not started again: {gone}; is its file system mounted on {socket.gethostname()}? "
+                    f"hpc-train: not started again: {gone}; is its file system mounted there? "
                     f"Once they are back, or to begin anew without them: hpc-train requeue {run.name}"
                 )
                 return f"hold {CODE_OF_CLASS['io']}"

@@ -7,6 +7,7 @@ system is not mounted, or was purged, looks like that of a run that has not save
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def describe_gone(run: RunDir, events: Sequence[Event]) -> str:
     if not newest or any(_is_there(run, path) for _, path in newest[:MAX_LOOKED_AT]):
         return ""
     step, path = newest[0]
-    return f"the checkpoints of this run are gone: of step {step} there is no {Path(run.path, path)} any more"
+    place = f"{Path(run.path, path)} on {socket.gethostname()}"  # another host may see what this one does not
+    return f"the checkpoints of this run are gone: of step {step} there is no {place}"
 
 
 def _is_there(run: RunDir, path: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_train.run.journal import Event
 from soaking.findings import Injection, Losses, Sickness, find_false_alarms, find_losses, find_outcome
+from soaking.main import main
 from soaking.plan import EXPECTATIONS, MAX_DELAY_S, plan
 from soaking.report import Case, Ended, find_faults_of_ours, table
 
@@ -147,3 +149,21 @@ def test_the_table_has_a_line_for_each_kind_that_came() -> None:
     lines = table([Case(KILLED, find_outcome(KILLED, story())), Case(KILLED, wrong)], [ended()]).splitlines()
     assert lines[2] == "| kill rank | 2 | 2/2 | 1/2 (rank) | 2 (2–2) | 10 (10–10) | 1 (1–1) |"
     assert lines[-1].startswith("1 runs, 1 of them to their end, 2 attempts, 2 faults, 0 of them outrun")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--report", "gone/soak.json"], "--report gone/soak.json: cannot write it"),
+        (["--report", "."], "--report .: cannot write it"),
+        (["--minutes", "0"], "--minutes 0: allowed"),
+        (["--minutes", "nan"], "--minutes nan: allowed"),
+    ],
+)
+def test_what_would_fail_only_at_the_end_is_refused_at_once(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err

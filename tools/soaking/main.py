@@ -30,6 +30,7 @@ __all__ = ["at_once", "main"]
 SHAPES = (Shape(nodes=4, ranks_per_node=2), Shape(nodes=1, ranks_per_node=4))
 OVERTIME_S = 1200.0  # a lane past every limit of its own: the soak itself is broken
 EXIT_FOUND = 1
+MAX_MINUTES = 7 * 24 * 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -119,7 +120,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--light", action="store_true", help="a program without torch, for a busy machine; no other sizes"
     )
     parser.add_argument("--report", type=Path, default=Path("soak.json"), help="JSON to write (default: soak.json)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not 0 < options.minutes <= MAX_MINUTES:
+        parser.error(f"--minutes {options.minutes:g}: allowed: more than 0, up to {MAX_MINUTES:g}")
+    folder = options.report.parent
+    if options.report.is_dir() or not os.access(folder, os.W_OK):  # told of now, not after all those minutes
+        parser.error(f"--report {options.report}: cannot write it; name a file in a directory that is there")
+    return options
 
 
 @contextmanager

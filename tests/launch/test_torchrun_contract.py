@@ -168,7 +168,9 @@ def test_two_attempts_at_once_on_one_node_do_not_meet(tmp_path: Path) -> None:
         return run_attempt(run, launcher=mpirun_argv(2))
 
     with ThreadPoolExecutor(2) as pool:
-        logs = [ended.log.split() for ended in pool.map(start, (1, 2))]
+        both = list(pool.map(start, (1, 2)))
+    assert [ended.word for ended in both] == ["done", "done"]
+    logs = [ended.lines for ended in both]
     sums = [{line.partition(":")[0] for line in log} for log in logs]
     ports = [{line.partition(":")[2] for line in log} for log in logs]
     assert sums == [{"21"}, {"41"}]

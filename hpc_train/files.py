@@ -14,13 +14,14 @@ import re
 import secrets
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hpc_train.errors import HpcTrainError, SpecError
 
 __all__ = [
+    "answer",
     "append_line",
     "flush_file_system",
     "fsync_dir",
@@ -250,6 +251,16 @@ def tell(line: str) -> None:
     """One line on standard error, whether or not anybody takes it: a log on a full disk must not stop its writer."""
     with contextlib.suppress(OSError):
         os.write(2, line.encode(errors="replace") + b"\n")
+
+
+def answer(argv: Sequence[str], line: str) -> None:
+    """What a command of the batch shell answers: to the descriptor after `--answer-fd`, else to standard output.
+
+    A descriptor of its own, as a site's `sitecustomize` may print there, before the answer and after it. Raises:
+    OSError, ValueError.
+    """
+    fd = int(argv[argv.index("--answer-fd") + 1]) if "--answer-fd" in argv else 1
+    os.write(fd, line.encode() + b"\n")
 
 
 def process_start(pid: int) -> int | None:

@@ -52,6 +52,8 @@ def what_next(view: RunView, facts: JobFacts | None) -> str:
         return _waits(view, facts)
     if view.state == "held" and is_held_by_slurm(view.job, view.newest):
         return _held(view)
+    if view.not_continued:
+        return f"it is held: {view.not_continued}"
     if view.state == "held":
         repaired = "; see the reason above first" if view.newest is not None and view.newest.word == "hold" else ""
         return f"it is held until you ask: {requeue}{repaired}{_other_request(view)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_train.errors import CannotCreateError, HpcTrainError, NoSpaceError, Superseded, from_os_error
-from hpc_train.files import open_regular, tell, write_json
+from hpc_train.files import answer, open_regular, tell, write_atomic, write_json
 from hpc_train.recovery.evidence import (
     decide_attempt,
     job_of,
@@ -48,11 +48,11 @@ def main(command: str, argv: list[str]) -> int:
         run = open_run(Path(argv[0]))
         submission = int(argv[argv.index("--submission") + 1])
         if command == "begin":
-            print(begin(run, submission))
+            answer(argv, begin(run, submission))
         else:
             attempt = int(argv[argv.index("--attempt") + 1])
             code = int(argv[argv.index("--code") + 1])
-            print(decide(run, submission, attempt, code, was_terminated="--terminated" in argv))
+            answer(argv, decide(run, submission, attempt, code, was_terminated="--terminated" in argv))
     except HpcTrainError as error:
         tell(f"hpc-train {command}: {error}")
         return error.exit_code
@@ -100,10 +100,13 @@ def _begin(run: RunDir, submission: int) -> str:
             return f"{'stop' if before.word == 'done' else before.word} {before.code}"
         if gone := describe_gone(run, events):  # all that was done so far would be done again without a word
             if not asked_again:
-                tell(
-                    f"hpc-train: not started again: {gone}; is its file system mounted there? "
+                told = (
+                    f"not started again: {gone}; is its file system mounted there? "
                     f"Once they are back, or to begin anew without them: hpc-train requeue {run.name}"
                 )
+                tell(f"hpc-train: {told}")
+                with contextlib.suppress(OSError):  # the log above has it
+                    write_atomic(attempts[-1].not_continued, told)
                 return f"hold {CODE_OF_CLASS['io']}"
             tell(f"hpc-train: {gone}; its person let it go on all the same")
     keep_reserve(run, read_limits(run, submission).num_ranks)

@@ -27,6 +27,7 @@ __all__ = [
     "last_cleared_attempt",
     "read_decision",
     "read_limits",
+    "read_not_continued",
     "submission_of",
 ]
 
@@ -42,6 +43,13 @@ def read_decision(attempt: AttemptDir) -> Decision | None:
         return decision if decision.word in WORDS else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def read_not_continued(attempt: AttemptDir) -> str:
+    """Why the run did not go on after an attempt, though its decision was to; "" where it did, or nobody noted it."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_text(attempt.not_continued, limit=64 << 10)
+    return ""
 
 
 def submission_of(attempt: AttemptDir, otherwise: int) -> int:

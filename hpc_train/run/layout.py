@@ -162,6 +162,11 @@ class AttemptDir:
         """What was decided at the end of the attempt (JSON)."""
         return self.path / "decision.json"
 
+    @property
+    def not_continued(self) -> Path:
+        """Why no attempt was begun after this one, though its decision was to go on (text)."""
+        return self.path / "not-continued.txt"
+
 
 @dataclass(frozen=True)
 class RunDir:

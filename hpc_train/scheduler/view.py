@@ -16,8 +16,8 @@ from hpc_train.diagnosis.for_run import name_run
 from hpc_train.diagnosis.reasons import explain_reason, is_failed_launch, is_held_by_site
 from hpc_train.errors import SchedulerError, SiteError
 from hpc_train.files import read_json, why_unreadable
-from hpc_train.recovery.evidence import read_decision, submission_of
-from hpc_train.recovery.policy import Decision
+from hpc_train.recovery.evidence import read_decision, read_not_continued, submission_of
+from hpc_train.recovery.policy import GOES_ON, Decision
 from hpc_train.run.journal import Event
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.run.newest import JournalTail, Newest, find_ready_time, newest_checkpoint
@@ -44,7 +44,8 @@ class RunView:
     Attributes:  name: the job's name as it was asked for.   state: one of STATES.   standing: how far it is.
     ended_before_cancel: the state in which it had ended when it was cancelled, "" where it had not.   decision: of the
     newest attempt that has one.   newest: of the newest attempt, None where it has none.   unbegun: that the newest
-    submission's batch script ended before any attempt had begun, "" where it did not.   job: what the scheduler said.
+    submission's batch script ended before any attempt had begun, "" where it did not.   not_continued: why a held run
+    did not go on though its newest decision was to, "" where the decision held it.   job: what the scheduler said.
     walltime_s: limit of the newest attempt, None for none or where it is not known.   ready_time: when the last of its
     ranks so far was ready, None before it has begun.   time: of the view, for ages.
     """
@@ -62,6 +63,7 @@ class RunView:
     decision: Decision | None = None
     newest: Decision | None = None
     unbegun: str = ""
+    not_continued: str = ""
     job: JobState = _NOT_SUBMITTED
     walltime_s: float | None = None
     ready_time: float | None = None
@@ -259,7 +261,9 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
     if state == "unknown" and unbegun:
         state = "failed"  # its code 0 is that of a line before the ranks
     before = _state_before_cancel(job, newest) if state == "cancelled" and run.cancelled.exists() else ""
-    reason = _reason(run, state, job, newest)
+    is_to_go_on = newest is not None and newest.word in GOES_ON
+    not_continued = read_not_continued(attempts[-1]) if state == "held" and is_to_go_on else ""
+    reason = not_continued or _reason(run, state, job, newest)
     if state == "failed" and unbegun:
         reason = f"{unbegun}; see: hpc-train why {run.name}"
     if not record["job_id"] and newest is None:
@@ -275,6 +279,7 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
         decision=decisions[0] if decisions else None,
         newest=newest,
         unbegun=unbegun,
+        not_continued=not_continued,
         job=job,
         walltime_s=_walltime_s(run),
         ready_time=find_ready_time(attempts[-1]) if attempts else None,

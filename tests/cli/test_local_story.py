@@ -113,3 +113,15 @@ def test_a_setup_line_that_ends_the_batch_script_is_found(machine: Shell, code: 
     assert f"next      {told}: see hpc-train logs {run} --batch; if that says nothing, a line of [program] setup" in (
         machine.ok("why", run)
     )
+
+
+def test_a_python_that_greets_and_says_good_bye_changes_no_answer(machine: Shell) -> None:
+    site = machine.directory / "greets"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import atexit\nprint('stop by, all')\natexit.register(print, 'go well')\n")
+    (machine.directory / "job.toml").write_text(
+        f"[program]\ncommand = ['python', 'program.py']\nsetup = ['export PYTHONPATH={site}:$PYTHONPATH']\n"
+    )
+    run = machine.ok("submit", "job.toml").splitlines()[0].split()[1]
+    assert wait_state(machine, run, "completed", "failed", "held") == "completed"
+    assert "stop by, all" in machine.ok("logs", run, "--batch")

@@ -40,6 +40,16 @@ def test_a_run_held_for_want_of_space_says_where_and_how_much(shell: Shell) -> N
     assert len(shell.json("why", "r")["space"]) == 2 and free.f_bavail
 
 
+@pytest.mark.parametrize("job", ["7|PENDING||job requeued in held state", "7|COMPLETED|n1|None"])
+def test_a_run_that_was_not_continued_says_why(shell: Shell, job: str) -> None:
+    attempt = make_attempt(shell.make_run("r", "7"), 0, word="again", reason="killed")
+    attempt.not_continued.write_text("not started again: no checkpoint is there; then: hpc-train requeue r")
+    shell.queue(job)
+    assert shell.json("status", "r")[0]["state"] == "held"
+    assert shell.json("status", "r")[0]["reason"] == attempt.not_continued.read_text()
+    assert shell.ok("why", "r").splitlines()[-1] == f"next      it is held: {attempt.not_continued.read_text()}"
+
+
 def test_a_run_that_failed_otherwise_says_nothing_of_space(shell: Shell) -> None:
     make_attempt(shell.make_run("r", "7"), 0, word="stop")
     assert "space" not in shell.ok("why", "r")

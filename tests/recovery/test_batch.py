@@ -391,6 +391,7 @@ def test_begin_does_not_begin_anew_by_itself_where_all_checkpoints_are_gone(run:
     done = begin(run)
     assert (done.returncode, done.stdout) == (0, "hold 74\n")
     assert "of step 30 there is no" in done.stderr and f"without them: hpc-train requeue {run.name}" in done.stderr
+    assert f"hpc-train: {run.attempt(0).not_continued.read_text()}\n" in done.stderr
     assert len(run.attempts()) == 1
     Journal(run, "login").append("requeue_asked", after_attempt=0)
     done = begin(run)

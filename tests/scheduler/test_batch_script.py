@@ -68,7 +68,8 @@ def test_the_decision_hears_the_launchers_code(stage: Stage, code: int) -> None:
     ],
 )
 def test_each_word_of_the_decision_has_its_act(stage: Stage, answer: str, code: int, calls: list[str]) -> None:
-    stage.answers(decide=f"echo A greeting of the site; echo {answer}")
+    greets = "echo A greeting of the site >&4"
+    stage.answers(begin=f"{greets}; echo go 0 t0k3n; {greets}", decide=f"{greets}; echo {answer}; {greets}")
     assert stage.finish()[0] == code
     assert stage.calls[1:] == calls
 
@@ -337,7 +338,7 @@ def test_without_requeue_each_word_is_about_the_job_that_waits(
     stage.answers(
         rank='until [ -s "$here/registered" ]; do sleep 0.02; done',
         decide=f"echo {answer}",
-        succeed='[ "${*: -1}" != register ] || echo 1 >"$here/registered"; echo 78',
+        succeed='echo hi >&4; [ "${*: -1}" != register ] || echo 1 >"$here/registered"; echo 78; echo bye >&4',
     )
     assert stage.finish()[0] == code
     assert sorted(stage.calls[:2])[1] == "succeed register"  # beside the launch, which it does not delay

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_train.errors import HpcTrainError, SchedulerError, from_os_error
-from hpc_train.files import read_text
+from hpc_train.files import answer, read_text
 from hpc_train.job.loader import job_from_json
 from hpc_train.recovery.evidence import job_of
 from hpc_train.run.index import add_to_index
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         successor = Successor(
             run, submission, int(argv[argv.index("--attempt") + 1]), os.environ["SLURM_JOB_ID"], environment_of(shell)
         )
-        print(successor.become(word))
+        answer(argv, successor.become(word))
     except (HpcTrainError, OSError, ValueError, KeyError) as error:
         known = from_os_error(error, str(error.filename or argv[0])) if isinstance(error, OSError) else error
         later = "; it is tried again at the end of this attempt" if word == "register" else ""

@@ -6,7 +6,9 @@ which older checkpoint when the newest is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import operator
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,7 @@ class Checkpointer:
             another run or holds a newer step), Superseded (another attempt owns the run).
         """
         begin = time.monotonic()
+        step = _plain(step)
         request = SaveRequest(
             step=step,
             state=state,
@@ -114,6 +117,7 @@ class Checkpointer:
         Raises: the same error on all ranks: CheckpointError if it does not fit the state (nothing was touched), if the
             step asked for is missing or damaged, or all are damaged (the state is undefined then).
         """
+        step = _plain(step)
         is_step = _is_step(step, per_rank_on_resize)
         steps = on_root(self._world, self._candidates)
         if is_step:
@@ -181,9 +185,9 @@ class Checkpointer:
             is_loud = is_training or self._world.run_dir is not None  # not where a checkpoint is only looked at
             log.log(
                 logging.WARNING if is_loud else logging.INFO,
-                "checkpoint step %d was saved by %d ranks and goes on with %d: the same samples in the same order, but "
-                "from here on not bit-equal to a run on %d ranks (other sums, other random numbers)",
-                step, resize.saved, resize.size, resize.saved,
+                "checkpoint step %d was saved by %s and goes on with %d: the same samples in the same order, but "
+                "from here on not bit-equal to a run on %s (other sums, other random numbers)",
+                step, resize.saved_by, resize.size, resize.saved_by,
             )  # fmt: skip
 
     def _restore(
@@ -217,6 +221,13 @@ class Checkpointer:
         finally:
             if opened is not None:
                 opened.close()
+
+
+def _plain(step: Any) -> Any:
+    """Python's own int for a whole number of NumPy; anything else as it is, to be refused or not."""
+    with contextlib.suppress(TypeError):
+        return step if isinstance(step, bool) else operator.index(step)
+    return step
 
 
 def _is_step(step: int | str, on_resize: str) -> bool:

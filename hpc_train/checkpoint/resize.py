@@ -27,6 +27,11 @@ class Resize:
     size: int
     seed: int
 
+    @property
+    def saved_by(self) -> str:
+        """Who saved, in words."""
+        return f"{self.saved} rank{'s' * (self.saved != 1)}"
+
 
 def plan_resize(checkpoint: OpenCheckpoint, *, rank: int, size: int) -> Resize | None:
     """The resize of a load, None where the number of ranks is the one that saved."""
@@ -57,7 +62,7 @@ def check_resizable(per_rank: dict[str, Any], resize: Resize, on_resize: str, wh
         return
     which = "" if on_resize == "refuse" else f" (per_rank {fixed[0]!r} has no load_resized())"
     raise CheckpointError(
-        f"{where}: saved by {resize.saved} ranks, loaded on {resize.size}: state that each rank had for itself has no"
-        f" owner here{which}; load on {resize.saved} ranks, give the part a method load_resized(state, seed), or pass"
+        f"{where}: saved by {resize.saved_by}, loaded on {resize.size}: state that each rank had for itself has no"
+        f" owner here{which}; load on {resize.saved_by}, give the part a method load_resized(state, seed), or pass"
         ' per_rank_on_resize="skip" to leave it as it is'
     )

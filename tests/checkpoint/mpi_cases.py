@@ -179,11 +179,11 @@ def case_another_world_size_is_refused_for_rank_state_that_cannot_begin_anew(wor
     live = _state(0)
     checkpoint = Checkpointer(tmp_path / "root", world=world)
     for on_resize in ("reseed", "refuse"):
-        with pytest.raises(CheckpointError, match="saved by 1 ranks"):
+        with pytest.raises(CheckpointError, match="saved by 1 rank,"):
             checkpoint.load(live, per_rank={"mine": {"x": 0}}, per_rank_on_resize=on_resize)
     with pytest.raises(CheckpointError, match=r"per_rank 'mine' has no load_resized\(\)"):
         checkpoint.load(live, per_rank={"random": rng_state(), "mine": {"x": 0}})
-    with pytest.raises(CheckpointError, match="saved by 1 ranks"):
+    with pytest.raises(CheckpointError, match="saved by 1 rank,"):
         checkpoint.load(live, per_rank={"random": rng_state()}, per_rank_on_resize="refuse")
     _assert_equal(live, _state(0))
     mine = {"mine": {"x": 0}}

@@ -307,10 +307,17 @@ def test_wrong_arguments_are_refused(tmp_path: Path, arguments: dict[str, Any]) 
         Checkpointer(**{"root": tmp_path, **arguments})
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True, "1", 10**16])
+@pytest.mark.parametrize("step", [-1, 1.0, True, "1", 10**16, np.int64(-1), np.bool_(1), np.arange(2)])
 def test_wrong_steps_are_refused(tmp_path: Path, step: Any) -> None:
     with pytest.raises(UsageError):
         Checkpointer(tmp_path).save(step, {})
+
+
+@pytest.mark.parametrize("step", [np.int64(3), np.uint8(3), np.array(3)])
+def test_a_step_may_be_a_number_of_numpy(tmp_path: Path, step: Any) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    assert checkpointer.save(step, state(1.0)).name == "step-000000003"
+    assert type(checkpointer.load(state(0.0), step=step)) is int
 
 
 def test_a_root_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -363,7 +370,7 @@ def test_another_number_of_ranks_is_said_aloud_and_journalled(
     ]
     told = [record for record in caplog.records if "not bit-equal" in record.message]
     assert [record.levelname for record in told] == ["WARNING" if is_in_a_run else "INFO"]
-    assert "saved by 1 ranks and goes on with 2" in told[0].message
+    assert "saved by 1 rank and goes on with 2" in told[0].message
 
 
 def test_a_part_of_a_rank_may_say_how_it_goes_on_at_another_size(tmp_path: Path) -> None:

@@ -38,9 +38,7 @@ VARIABLES = st.dictionaries(
 MPI = MpiChoice("", "pmix")
 SITE = Site(name="s", scheduler=Scheduler(kind="slurm"), launch=Launch(launcher="srun", mpi="pmix"))
 # Stands in for the interpreter: shows the environment that the ranks would get, and says that the run is over.
-PYTHON = (
-    'env -0 >"${0%/*}/environment"; printf "%s\\0" "${@:4}" >"${0%/*}/arguments"; echo "stop 0" >&3'
-)
+PYTHON = 'env -0 >"${0%/*}/environment"; printf "%s\\0" "${@:4}" >"${0%/*}/arguments"; echo "stop 0" >&3'
 _numbers = itertools.count()
 
 

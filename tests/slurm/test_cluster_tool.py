@@ -18,7 +18,7 @@ import pytest
 
 from slurm_cluster import config_files
 from slurm_cluster.layout import Layout, Settings
-from slurm_cluster.processes import Stat, end, is_running, read_record, spawn
+from slurm_cluster.processes import Stat, children_in_own_namespace, children_of, end, is_running, read_record, spawn
 from tests.support.cluster import TOOL, SlurmCluster, run_tool, wait_for
 
 # Says each time that it starts where it runs, then waits to be crashed or requeued.
@@ -291,6 +291,21 @@ def test_a_recycled_pid_is_never_killed(tmp_path: Path) -> None:
     ):
         assert end([stranger], signal.SIGKILL, timeout_s=1) and is_running(ours)
     assert end([ours], signal.SIGKILL, timeout_s=5) and not is_running(ours)
+
+
+def test_a_helper_of_the_starting_shell_is_not_taken_for_a_nodes_first_process(tmp_path: Path) -> None:
+    """The shell's `mv` was, where it outlived the record for a moment: ip link add ... netns PID: No such process."""
+    shell = "sleep 1; exec unshare --pid --fork --kill-child sleep 60"
+    process = subprocess.Popen(["/bin/sh", "-c", shell])
+    try:
+        wait_for("the shell's helper is there", lambda: children_of(process.pid), timeout=5)
+        assert children_in_own_namespace(process.pid) == []
+        wait_for("the first process is there", lambda: children_in_own_namespace(process.pid), timeout=10)
+        (first,) = children_in_own_namespace(process.pid)
+        wait_for("it is what was asked for", lambda: Path(f"/proc/{first}/comm").read_text() == "sleep\n", timeout=5)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_process_name_with_parentheses_and_blanks_is_read() -> None:

@@ -16,7 +16,7 @@ from slurm_cluster.daemons import slurm_command
 from slurm_cluster.errors import ClusterError
 from slurm_cluster.layout import Cluster, Layout
 from slurm_cluster.processes import (
-    children_of,
+    children_in_own_namespace,
     command,
     end,
     is_running,
@@ -76,7 +76,8 @@ def _first_process(layout: Layout, node: str) -> int:
 
     def is_settled() -> bool:
         nonlocal children
-        children = children_of(launcher.pid) if launcher and is_running(launcher) else []
+        # Right after its start the launcher is still the shell that writes the record, and has other children.
+        children = children_in_own_namespace(launcher.pid) if launcher and is_running(launcher) else []
         return bool(children) or not is_running(launcher)
 
     wait_until(is_settled, timeout_s=START_TIMEOUT_S)

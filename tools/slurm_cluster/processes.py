@@ -91,6 +91,18 @@ def children_of(pid: int) -> list[int]:
     return [stat.pid for stat in stats if stat and stat.parent_pid == pid]
 
 
+def children_in_own_namespace(pid: int) -> list[int]:
+    """PIDs of those direct children that live in another PID namespace than this process."""
+
+    def namespace(of: int | str) -> str:
+        try:
+            return os.readlink(f"/proc/{of}/ns/pid")
+        except OSError:
+            return ""  # it has ended
+
+    return [child for child in children_of(pid) if namespace(child) not in ("", namespace("self"))]
+
+
 def spawn(argv: Sequence[str], *, record: Path, log: Path, environment: Mapping[str, str] | None = None) -> None:
     """Start a daemon in a session of its own, its output in `log`; returns when its record is written."""
     record.unlink(missing_ok=True)

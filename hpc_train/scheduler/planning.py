@@ -30,7 +30,7 @@ from hpc_train.scheduler.script import Plan, render_script
 from hpc_train.site.spec import Site
 from hpc_train.topology.placement import plan_placement
 
-__all__ = ["choose_launch", "plan_for", "plan_submission"]
+__all__ = ["choose_launch", "is_missing", "plan_for", "plan_submission"]
 
 MAX_RANKS_PER_CORE = 32  # each rank is two processes of Python; a hundred thousand would take the machine down
 _PROBE_TIMEOUT_S = 30.0  # Python on a busy parallel file system
@@ -213,14 +213,8 @@ def _check_launcher(command: Sequence[str], num_nodes: int, ranks_per_node: int)
 
 def _check_in_path(loaded: LoadedJob, python: str) -> None:
     """Refuse a program that this machine does not have, where it is the machine that runs the job."""
-    site, spec = loaded.site.site, loaded.spec
-    head = spec.program.command[0]
-    if site.scheduler.kind != "local" or os.sep in head or PYTHON.fullmatch(head):
-        return
-    if spec.env.modules or site.env.modules or site.prologue:  # which may bring it
-        return
-    places = [spec.env.set.get("PATH", ""), os.environ.get("PATH", os.defpath), os.path.dirname(python)]
-    if shutil.which(head, path=os.pathsep.join(place for place in places if place)):
+    head = loaded.spec.program.command[0]
+    if loaded.site.site.scheduler.kind != "local" or not is_missing(loaded.spec, loaded.site.site, python):
         return
     near = difflib.get_close_matches(head, ["python", "python3", "torchrun"], n=1, cutoff=0.7)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -228,6 +222,17 @@ def _check_in_path(loaded: LoadedJob, python: str) -> None:
         f"[program].command: there is no program {shown(head)} in PATH; {hint}name one that is there, give its path, "
         "or name its interpreter first: -- python train.py"
     )
+
+
+def is_missing(spec: JobSpec, site: Site, python: str) -> bool:
+    """Whether a program that is given by its name alone is nowhere here, and no module or shell line may bring it."""
+    head = spec.program.command[0]
+    if os.sep in head or PYTHON.fullmatch(head):
+        return False
+    if spec.env.modules or site.env.modules or site.prologue or spec.program.setup:
+        return False
+    places = [spec.env.set.get("PATH", ""), os.environ.get("PATH", os.defpath), os.path.dirname(python)]
+    return shutil.which(head, path=os.pathsep.join(place for place in places if place)) is None
 
 
 def _check_data(loaded: LoadedJob) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from hpc_train.job.spec import JobSpec
 from hpc_train.quantities import shown
 from hpc_train.scheduler.inner_launchers import find_inner_launcher, starts_several
+from hpc_train.scheduler.planning import is_missing
 from hpc_train.scheduler.script import Plan
 from hpc_train.site.spec import Site
 from hpc_train.site.tables import printable, user_config_dir
@@ -50,6 +51,7 @@ def remarks_on(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     return (
         *warn_shared_cores(plan.placement.ranks_per_node, plan.site.scheduler.kind),
+        *_warn_missing(plan),
         *_warn_one_core(plan),
         *_warn_idle(plan, environ),
         *warn_left_behind(plan, environ),
@@ -67,6 +69,16 @@ def warn_shared_cores(ranks: int, kind: str) -> tuple[str, ...]:
     if kind != "local" or ranks <= cores:
         return ()
     return (f"{ranks} ranks share the {cores} cores of this machine: fine for trying out, slow for training",)
+
+
+def _warn_missing(plan: Plan) -> Iterator[str]:
+    """A name that is nowhere on this machine, most often mistyped: the job would find out after hours in the queue."""
+    if plan.site.scheduler.kind != "local" and is_missing(plan.job, plan.site, plan.python):
+        head = shown(plan.job.program.command[0])
+        yield (
+            f"[program].command: there is no program {head} in this shell's PATH: the job fails as it starts unless "
+            "its nodes have one"
+        )
 
 
 def _warn_one_core(plan: Plan) -> Iterator[str]:

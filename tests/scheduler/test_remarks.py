@@ -9,7 +9,7 @@ import pytest
 from hpc_train.run.layout import RunDir
 from hpc_train.scheduler.remarks import remarks_on
 from hpc_train.scheduler.script import Plan
-from tests.scheduler.making import load, plan_of
+from tests.scheduler.making import load, plan_of, write_program
 
 LOCAL = 'extends = "local"\n[status]\nverified = true\n'
 SLURM = 'extends = "slurm"\n[status]\nverified = true\n'
@@ -17,8 +17,14 @@ KNOWN = f"{SLURM}[resources]\ngpus_per_node = 4\ncores_per_node = 64\n"
 SPARSE = f"{SLURM}[resources]\ngpus_per_node = 4\ncores_per_node = 4\n"
 
 
-def plan(directory: Path, job: str, *, command: str = '["python", "train.py"]', site: str = SLURM) -> Plan:
-    loaded = load(directory, f"[job]\n{job}\n[program]\ncommand = {command}\n", site=site)
+def plan(
+    directory: Path, job: str, *, command: str = '["python", "train.py"]', site: str = SLURM, more: str = ""
+) -> Plan:
+    """`more`: in place of a PATH on which the launchers are."""
+    for name in ("torchrun", "accelerate", "mpirun"):
+        write_program(directory / "bin", name, "exit 0")
+    path = f"[env.set]\nPATH = '{directory}/bin'\n"
+    loaded = load(directory, f"[job]\n{job}\n[program]\ncommand = {command}\n{more or path}", site=site)
     return plan_of(loaded, RunDir(directory / "r"), python="/usr/bin/python3")
 
 
@@ -83,3 +89,25 @@ def test_what_the_shell_tells_sbatch_is_told_where_the_request_does_not_say_it(
     assert remarks_on(plan(tmp_path, f'{key} = "66"'), environ) == ()
     assert remarks_on(plan(tmp_path, "", site=LOCAL), environ) == ()
     assert remarks_on(plan(tmp_path, ""), {name: ""}) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "site", "more", "is_told"),
+    [
+        ("trian", SLURM, "", True),
+        ("trian", SLURM, "[env.set]\nPATH = '/nowhere'\n", True),
+        ("trian", SLURM, "setup = ['source ~/env']\n", False),  # any of these may bring it
+        ("trian", SLURM, "[env]\nmodules = ['m']\n", False),
+        ("trian", f"{SLURM}[env]\nmodules = ['m']\n", "", False),
+        ("trian", f"prologue = ['. /etc/profile']\n{SLURM}", "", False),
+        ("torchrun", SLURM, "", False),
+        ("/opt/trian", SLURM, "", False),  # submit refuses those that are not there
+        ("python3", SLURM, "[env.set]\nPATH = '/nowhere'\n", False),  # the recorded one
+    ],
+)
+def test_a_program_that_is_nowhere_here_is_told(
+    tmp_path: Path, command: str, site: str, more: str, is_told: bool
+) -> None:
+    told = remarks_on(plan(tmp_path, "", command=f'["{command}"]', site=site, more=more), {})
+    said = "[program].command: there is no program 'trian' in this shell's PATH: the job fails as it starts unless "
+    assert [line.startswith(said) for line in told] == [True] * is_told, told

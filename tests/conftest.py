@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # The fixture `cluster`, of the slurm and e2e suites alike; absent where only this file is tried out.
@@ -20,6 +21,12 @@ pytest_plugins = ["tests.support.cluster"] if Path(__file__).with_name("support"
 SUITES = ("unit", "mpi", "slurm", "e2e")  # in the order they run: quick and telling first
 # Workers begin with what tells most, too; then long files before short ones, so that they end together.
 _SUITES_OF_WORKERS = ("unit", "e2e", "slurm", "mpi")
+
+# How long one example takes says more of the machine than of the code; what must be quick has a test that says so.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # Read before the environment is scrubbed; tools/test sets it.
 _EXPECTED = tuple(os.environ.get("HPC_TRAIN_EXPECT_SUITES", "").split())

@@ -52,8 +52,8 @@ def test_eight_processes_that_make_one_new_root_leave_one_whole_checkpoint(tmp_p
 def test_a_file_that_is_seen_late_is_waited_for(tmp_path: Path) -> None:
     """NVIDIA-NeMo/Speech#8153: a directory made by rank 0 is not visible to the others at once (NFS)."""
     made = threading.Timer(0.5, (tmp_path / "data").touch)
-    made.start()
     began = time.monotonic()
+    made.start()
     os.close(open_existing(tmp_path / "data", os.O_RDONLY))
     assert 0.3 < time.monotonic() - began < 30
 

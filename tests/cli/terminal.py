@@ -17,6 +17,7 @@ from pathlib import Path
 __all__ = ["Terminal"]
 
 PAUSE_S = 0.3
+REST_S = 5.0
 
 
 class Terminal:
@@ -53,7 +54,12 @@ class Terminal:
     def type(self, text: str) -> None:
         """Keys that a person presses; "\\x03" is Ctrl-C, which reaches every process of the terminal."""
         # No person is as fast: a signal between Python's last look for one and its read() is seen after the next key.
-        time.sleep(PAUSE_S)
+        deadline, before = time.monotonic() + REST_S, ""
+        while time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+            if (now := self._work()) == before:  # it slept, and has done nothing since
+                break
+            before = now
         os.write(self._ours, text.encode())
 
     def end(self, *, timeout_s: float = 30.0) -> int:
@@ -69,6 +75,11 @@ class Terminal:
             pass
         os.close(self._ours)
         return self.process.returncode
+
+    def _work(self) -> str:
+        """The command's state and the time that it has computed."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return " ".join([fields[0], *fields[11:13]]) if fields[0] == "S" else f"busy {time.monotonic()}"
 
     def _has_more(self) -> bool:
         return bool(select.select([self._ours], [], [], 0.05)[0])

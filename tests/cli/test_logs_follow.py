@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from hpc_train.cli.follow import Follower, start_of_tail
+from hpc_train.files import write_json
 from hpc_train.run.layout import AttemptDir, RunDir
 from tests.cli.conftest import Shell
 from tests.cli.terminal import Terminal
@@ -32,12 +32,27 @@ class Following:
     """`logs -f` at work, and the lines it has shown."""
 
     process: subprocess.Popen[bytes]
-    lines: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    shown: list[bytes] = field(default_factory=list)
+    told: list[bytes] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All that it has shown."""
+        return b"".join(self.shown).decode()
+
+    @property
+    def lines(self) -> list[str]:
+        """The same by lines, the last as far as it has come."""
+        return self.text.removesuffix("\n").split("\n") if self.shown else []
+
+    @property
+    def said(self) -> list[str]:
+        """What it says itself."""
+        return b"".join(self.told).decode().splitlines()
 
     def wait(self, text: str) -> None:
         """Wait for a line."""
-        wait_for(lambda: text in self.lines, f"{text!r} among {self.lines[-20:]}", timeout_s=30)
+        wait_for(lambda: text in self.lines, f"{text!r} among {self.lines[-20:]}")
 
 
 @contextmanager
@@ -48,13 +63,13 @@ def follow(shell: Shell, *words: str) -> Iterator[Following]:
     )  # fmt: skip
     found = Following(process)
 
-    def collect(stream: object, into: list[str]) -> None:
-        for line in stream:  # type: ignore[attr-defined]
-            into.append(line.decode().rstrip("\n"))
+    def collect(stream: Any, into: list[bytes]) -> None:
+        while data := stream.read1(1 << 16):
+            into.append(data)
 
     readers = [
         threading.Thread(target=collect, args=pair)
-        for pair in ((process.stdout, found.lines), (process.stderr, found.said))
+        for pair in ((process.stdout, found.shown), (process.stderr, found.told))
     ]
     for reader in readers:
         reader.start()
@@ -77,7 +92,7 @@ def write(attempt: AttemptDir, node: str, text: str) -> None:
 
 def decide(attempt: AttemptDir, **decision: Any) -> None:
     record = {"word": "stop", "failure": "program", "reason": "it failed", "exclude": [], **decision}
-    attempt.decision.write_text(json.dumps(record))
+    write_json(attempt.decision, record, durable=False)  # in one piece, as it is followed
 
 
 @pytest.fixture
@@ -153,11 +168,10 @@ def test_a_progress_bar_is_shown_though_its_line_never_ends(shell: Shell, run: R
     write(attempt, "n2", "whole\n")
     with follow(shell) as shown:
         shown.wait("whole")
-        time.sleep(3)
+        wait_for(lambda: "10%\r20%\r" in shown.text, "the bar")
         write(attempt, "n2", "more\n")
         shown.wait("more")
-    text = "\n".join(shown.lines)
-    assert "10%\r20%\r\n==> attempt-000/logs/n2.log <==\nmore" in text  # another file begins on a line of its own
+    assert "10%\r20%\r\n==> attempt-000/logs/n2.log <==\nmore" in shown.text  # another file, on a line of its own
 
 
 def test_a_hundred_nodes_need_few_descriptors(shell: Shell, run: RunDir) -> None:
@@ -166,7 +180,7 @@ def test_a_hundred_nodes_need_few_descriptors(shell: Shell, run: RunDir) -> None
         write(attempt, f"n{number}", f"from {number}\n")
     most = 0
     with follow(shell) as shown:
-        while len(shown.lines) < 200 and shown.process.poll() is None:
+        while shown.text.count("\n") < 200 and shown.process.poll() is None:
             most = max(most, len(os.listdir(f"/proc/{shown.process.pid}/fd")))
         write(attempt, "n77", "more\n")
         shown.wait("more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -114,10 +115,13 @@ def on_terminal(shell: Shell, width: int) -> str:
         shell.argv("status"), cwd=shell.directory, env=environ, stdout=theirs, stderr=subprocess.PIPE, timeout=60
     )
     os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: that was all
+        while data := os.read(ours, 1 << 16):
+            shown += data
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, b"")
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
 
 
 DONE = {"word": "done", "failure": "done", "reason": "all ranks ended cleanly"}

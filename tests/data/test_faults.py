@@ -127,11 +127,17 @@ def test_damage_that_heals_is_read_again_and_counted(dataset: Dataset) -> None:
     offset = byte_of(manifest, 0, "label", 0)
     shard = path / manifest.shards[0].name
     flip_bit(shard, offset)
-    healer = threading.Timer(0.03, flip_bit, (shard, offset))
     stream = ShardStream(path, global_batch=8, lanes=4, shuffle=False, as_numpy=True)
+
+    def heal() -> None:
+        while stream.num_retries < 1:  # counted before the pause in which it heals
+            time.sleep(0.001)
+        flip_bit(shard, offset)
+
+    healer = threading.Thread(target=heal, daemon=True)
     healer.start()
     labels = [label for batch in stream for label in batch["label"].tolist()]
-    healer.join()
+    healer.join(10)
     assert labels == list(range(200))
     assert stream.num_retries >= 1
 

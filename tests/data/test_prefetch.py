@@ -27,6 +27,9 @@ def test_it_never_works_further_ahead_than_its_depth() -> None:
             yield number
 
     prefetcher = Prefetcher(produce, depth=3, name="test")
+    deadline = time.monotonic() + 10
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
     time.sleep(0.1)
     assert len(made) == 4  # three in the queue, one waiting for a place
     prefetcher.close()

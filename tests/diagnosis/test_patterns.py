@@ -83,4 +83,4 @@ def test_no_text_makes_a_pattern_slow() -> None:
                 for text in (needle + filler, filler + needle, filler[:1000] + needle + filler[:1000], needle * 40):
                     began = time.process_time()
                     line.regex.search(text)
-                    assert time.process_time() - began < 0.2, f"{pattern.id}: {line.regex.pattern} on {text[:50]!r}"
+                    assert time.process_time() - began < 1, f"{pattern.id}: {line.regex.pattern} on {text[:50]!r}"

@@ -32,7 +32,7 @@ def run_pytest(tree: Path, files: dict[str, str], *words: str, expect: str = "")
         env={**os.environ, "HPC_TRAIN_EXPECT_SUITES": expect, "SLURM_JOB_ID": "7", "HPC_TRAIN_SITES": "/elsewhere"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

@@ -94,6 +94,6 @@ class Stage:
     def finish(self, process: subprocess.Popen[str] | None = None) -> tuple[int, str]:
         """Exit code and the script's own words."""
         process = process or self.start()
-        out, said = process.communicate(timeout=30)
+        out, said = process.communicate(timeout=90)
         assert out == ""
         return process.returncode, said

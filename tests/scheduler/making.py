@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpc_train.files import write_json
 from hpc_train.job.loader import LoadedJob, load_job
 from hpc_train.run.layout import FORMAT, VERSION, AttemptDir, RunDir, SubmissionDir
 from hpc_train.scheduler.mpi import MpiChoice
@@ -84,7 +85,7 @@ def make_attempt(run: RunDir, number: int = 0, **decision: Any) -> AttemptDir:
         directory.mkdir(parents=True)
     if decision:
         record = {"word": "stop", "failure": "program", "reason": "it failed", "exclude": [], **decision}
-        attempt.decision.write_text(json.dumps(record))
+        write_json(attempt.decision, record, durable=False)  # in one piece: somebody may follow the run
     return attempt
 
 
@@ -107,7 +108,7 @@ def log_call(path: Path) -> str:
     return f"printf '%s\\n' \"${{0##*/}} $*\" >>{shlex.quote(str(path))}"
 
 
-def wait_for(condition: Callable[[], Any], what: str, *, timeout_s: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, *, timeout_s: float = 60.0) -> Any:
     """Poll until the condition gives something true; AssertionError if it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -33,6 +33,8 @@ def start_and_orphan(tmp_path: Path, backend: LocalBackend) -> tuple[str, int]:
     for pid in (record.pid, int(recorded(run.path / "shell")[-1])):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not is_locked(run.submission(0)), "the supervisor has ended")
+    # not the shell any more that was to become it
+    wait_for(lambda: b"hpc_train" in Path(f"/proc/{rank}/cmdline").read_bytes().split(b"\0"), "the rank's command line")
     assert is_running(rank)
     return job_id, rank
 

@@ -27,7 +27,7 @@ from hpc_train.run.marks import ExitMark, read_marks
 from tests.support.ranks import OPENMPI, Mpi, mpi_environment
 
 PYTHON = sys.executable
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 # Said while an interpreter ends beside threads that still run: torch's of a group that nobody destroyed make C++ abort
 # it, and Python's tracker warns of semaphores that a queue's own thread was giving back. Not the program's words, and
@@ -149,9 +149,14 @@ def run_attempt(
             meanwhile(process.pid, attempt)
         code = process.wait(deadline_s)
     finally:
-        if process.poll() is None:
+        if process.poll() is None:  # a test failed; with a time of grace one SIGTERM is but a notice
             process.terminate()
-            process.wait(20)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(20)
+                raise
     seconds = time.monotonic() - began
     decided = batch("decide", run, "--attempt", number, "--code", str(code % 256))
     text = log.read_text(errors="replace")
@@ -175,20 +180,28 @@ def send(number: int, *, after: str) -> Callable[[int, AttemptDir], None]:
 
     def act(pid: int, attempt: AttemptDir) -> None:
         path = attempt.path.parent / "work" / after
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not path.exists():
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, f"{path} does not come"
             time.sleep(0.02)
         os.kill(pid, number)
 
     return act
 
 
-def await_files(directory: Path, count: int, *, timeout_s: float = 30) -> None:
+def await_files(directory: Path, count: int, *, timeout_s: float = 60) -> None:
     """Wait until a directory holds so many files whose names are numbers."""
     deadline = time.monotonic() + timeout_s
     while not directory.is_dir() or sum(name.isdecimal() for name in os.listdir(directory)) < count:
         assert time.monotonic() < deadline, f"{directory} does not fill"
+        time.sleep(0.02)
+
+
+def await_notice(attempt: AttemptDir, *, timeout_s: float = 60) -> None:
+    """Wait until a SIGTERM has been taken for a notice: a second one that comes before would be one with it."""
+    deadline = time.monotonic() + timeout_s
+    while not attempt.stop.exists():
+        assert time.monotonic() < deadline, "the notice was not heard"
         time.sleep(0.02)
 
 

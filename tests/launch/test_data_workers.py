@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.launch.attempts import (
     Ended,
     await_death,
     await_files,
+    await_notice,
     make_run,
     run_attempt,
     run_one,
@@ -88,11 +89,13 @@ def signal_step(number: int, *, times: int = 1) -> Callable[[int, AttemptDir], N
     """As Slurm does: every process of the step gets the signal, once all four workers are there."""
 
     def act(pid: int, attempt: AttemptDir) -> None:
-        await_files(attempt.path.parent / "work" / "workers", 4, timeout_s=90)
-        for _ in range(times):
+        await_files(attempt.path.parent / "work" / "workers", 4, timeout_s=180)
+        for sent in range(times):
+            if sent:
+                await_notice(attempt)
             for process in (*processes_below(pid), pid):
-                os.kill(process, number)
-            time.sleep(0.5)
+                with contextlib.suppress(ProcessLookupError):  # the end of one of them may be that of others
+                    os.kill(process, number)
 
     return act
 
@@ -123,7 +126,7 @@ def test_none_is_left_when_the_second_sigterm_ends_the_program(tmp_path: Path) -
     assert ended.decision.failure in ("terminated", "timeout")
     assert len(workers_of(ended.run)) == 4
     for worker in workers_of(ended.run):  # none has to find out by itself, which takes torch's five seconds
-        await_death(worker, timeout_s=0.5)
+        await_death(worker, timeout_s=2)
 
 
 STUCK = """
@@ -151,7 +154,7 @@ def test_a_program_that_ends_is_rid_of_them_at_once_even_of_stuck_ones(tmp_path:
     assert (ended.code, ended.word) == (0, "done"), ended.log
     assert len(ended.lines) == 2 and ended.lines[0] == "[0, 0]", ended.log  # torch's handler for dead workers is silent
     for worker in ended.lines[1].strip("[]").split(","):
-        await_death(int(worker), timeout_s=0.1)
+        await_death(int(worker), timeout_s=2)
 
 
 NOTES_TASK = """
@@ -186,7 +189,7 @@ def test_program_and_workers_may_run_where_the_launcher_put_the_task(tmp_path: P
     run = make_run(tmp_path / "run", ["python", str(program)], num_ranks=1, ranks_per_node=1, mpi="none")
     launcher = [mpirun_argv(1)[0], "-n", "1", "--bind-to", binding, PYTHON, "-c", NOTES_TASK]
     ended = run_attempt(run, launcher=launcher)
-    assert ended.log.split("\n")[0].strip() == str([True] * 4), ended.log
+    assert ended.lines[0].strip() == str([True] * 4), ended.log
 
 
 UNDER_MPI = """

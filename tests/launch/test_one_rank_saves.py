@@ -47,7 +47,7 @@ def test_ranks_that_go_on_with_our_collectives_end_the_run_at_once(mpi: Mpi, tmp
 def test_where_the_others_wait_elsewhere_the_hang_says_who_is_where(mpi: Mpi, tmp_path: Path) -> None:
     text = SAVES_ALONE + "MPI.COMM_WORLD.Barrier()  # as in the group of DistributedDataParallel\n"
     program = write_program(tmp_path / "train.py", text)
-    run = make_run(tmp_path / "run", ["python", str(program)], python=mpi.python, hang_timeout_s=2)
+    run = make_run(tmp_path / "run", ["python", str(program)], python=mpi.python, hang_timeout_s=4)
     ended = run_attempt(run, mpi=mpi)
     assert (ended.decision.failure, ended.decision.step) == ("hang", 3)
     saving, waiting = lines_of(text, "checkpoint.save"), lines_of(text, "MPI.COMM_WORLD")

@@ -34,8 +34,8 @@ def test_a_launcher_that_takes_no_output_cannot_hold_a_rank_up(tmp_path: Path) -
         environment = {**mpi_environment(), "HPC_TRAIN_TOKEN": token}
         began = time.monotonic()
         shim = subprocess.Popen(shim_argv(run, int(number)), env=environment, stdout=write, stderr=write)
-        assert shim.wait(20) == 9
-        assert time.monotonic() - began < 15
+        assert shim.wait(60) == 9
+        assert time.monotonic() - began < 45
     finally:
         os.close(read)
         os.close(write)

@@ -20,7 +20,7 @@ from hpc_train.run.marks import ExitMark, first_cause, read_marks
 from tests.launch.attempts import await_files, batch, make_run, shim_argv, write_program
 from tests.support.ranks import mpi_environment
 
-HANG_S = 1.0
+HANG_S = 2.0
 # Rank 0 stands still after its first step; the others step on.
 PROGRAM = """
     import os, time, hpc_train
@@ -58,7 +58,7 @@ def ranks(tmp_path: Path, num: int) -> Iterator[tuple[RunDir, list[subprocess.Po
 
 
 def await_mark(run: RunDir, writer: int) -> ExitMark:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         found = [mark for mark in read_marks(run.attempt(0)) if mark.writer == writer]
         if found:
@@ -69,11 +69,12 @@ def await_mark(run: RunDir, writer: int) -> ExitMark:
 
 def test_every_rank_says_how_it_stands_before_the_hung_one_is_ended(tmp_path: Path) -> None:
     with ranks(tmp_path, 3) as (run, started):
-        assert started[0].wait(30) == 76
+        assert started[0].wait(60) == 76
         marks = {mark.writer: mark for mark in read_marks(run.attempt(0))}
         assert {rank: mark.failure for rank, mark in marks.items()} == {0: "hang", 1: "terminated", 2: "terminated"}
         assert marks[1].cause == "ended because rank 0 hangs"
-        assert time.time() - marks[0].time < 6  # all have answered: no more waiting
+        # all have answered: no more waiting
+        assert time.time() - marks[0].time < roll_call_s(Limits(HANG_S).poll_s) - 2
         first = first_cause(list(marks.values()))
         assert first is not None and (first.rank, first.failure) == (0, "hang")
 
@@ -86,7 +87,7 @@ def test_a_monitor_that_does_not_answer_is_waited_for_and_stays_silent(tmp_path:
         for pid in (frozen.monitor, frozen.program):
             os.kill(pid, signal.SIGSTOP)
         told = await_mark(run, 0).time
-        assert started[0].wait(40) == 76
-        assert roll_call_s(Limits(HANG_S).poll_s) - 0.5 < time.time() - told < roll_call_s(Limits(HANG_S).poll_s) + 5
+        assert started[0].wait(60) == 76
+        assert roll_call_s(Limits(HANG_S).poll_s) - 0.5 < time.time() - told < roll_call_s(Limits(HANG_S).poll_s) + 20
         assert {mark.writer for mark in read_marks(run.attempt(0))} == {0, 1}
         os.kill(frozen.monitor, signal.SIGCONT)

@@ -92,14 +92,14 @@ def test_what_was_written_before_a_bad_end_is_in_the_files(tmp_path: Path) -> No
 
 def test_an_exit_hook_that_hangs_after_a_failure_is_cut_short(tmp_path: Path) -> None:
     ended = run_one(tmp_path, "import atexit, time\natexit.register(time.sleep, 1000)\nraise ValueError('first')")
-    assert ended.seconds < 12
+    assert ended.seconds < 30
     assert ended.decision.reason.startswith("ValueError: first")
 
 
 def test_an_exit_hook_that_hangs_after_the_end_is_cut_short_and_the_run_is_done(tmp_path: Path) -> None:
     text = "import atexit, time\natexit.register(time.sleep, 1000)"
     ended = run_one(tmp_path, text, hang_timeout_s=1)
-    assert (ended.word, ended.seconds < 10) == ("done", True)
+    assert (ended.word, ended.seconds < 30) == ("done", True)
 
 
 def test_a_crash_in_clean_up_after_the_end_loses_nothing(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_rank_alone_where_more_were_declared_stops_at_once_and_says_why(tmp_pa
     assert (ended.code, mark.failure, ended.word) == (78, "launch", "stop")
     assert "alone" in mark.cause
     assert "the submission declared 4 ranks; start it with the mpirun of the MPI" in mark.cause
-    assert ended.seconds < 5
+    assert ended.seconds < 20
 
 
 def test_a_launch_record_that_cannot_be_read_is_told_by_the_rank(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_multiprocessing_works_by_every_method(tmp_path: Path, method: str) -> N
                 print(pool.map(open_item, [Item(7)]))
         """,
     )
-    assert ended.log.splitlines() == ["[0, 1, 4, 9] False False", "[7]"]
+    assert ended.lines == ["[0, 1, 4, 9] False False", "[7]"], ended.log
     assert ended.word == "done"
 
 
@@ -335,10 +335,17 @@ def test_faulthandler_shows_the_stack_and_the_crash_keeps_its_class(tmp_path: Pa
 
 
 def test_an_exit_mark_that_cannot_be_written_does_not_lose_the_class(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", ["python", "-c", "import sys; sys.exit(73)"], **ALONE)
+    text = """
+    import os, sys, time
+    while not os.path.exists("occupied"):
+        time.sleep(0.02)
+    sys.exit(73)
+    """
+    run = make_run(tmp_path / "run", ["python", str(write_program(tmp_path / "program.py", text))], **ALONE)
 
     def occupy(pid: int, attempt: AttemptDir) -> None:
         (attempt.exits / "rank-0.json").mkdir(parents=True)  # a rename cannot replace a directory
+        (run.path / "work" / "occupied").touch()
 
     ended = run_attempt(run, launcher=[], meanwhile=occupy)
     assert (ended.code, ended.decision.failure, ended.word) == (73, "no_space", "hold")

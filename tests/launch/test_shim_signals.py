@@ -69,4 +69,4 @@ def test_a_program_that_saves_on_sigterm_is_stopped_not_terminated(tmp_path: Pat
 def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     text = "import signal, time; signal.signal(15, signal.SIG_IGN); open('up', 'w'); time.sleep(60)"
     ended = run_signalled(tmp_path, ["python", "-c", text], signal.SIGTERM)
-    assert (ended.decision.failure, ended.seconds < 10) == ("terminated", True)
+    assert (ended.decision.failure, ended.seconds < 40) == ("terminated", True)  # it would sleep for 60 s

@@ -15,7 +15,9 @@ from tests.support.ranks import mpirun_argv
 pytestmark = pytest.mark.mpi
 
 
-CONTRACT = "import json, os; print(json.dumps(dict(os.environ)) + '\\n', end='')"
+# Into a file of each rank: mpirun passes a line of more than 4 KB on in pieces, and others' may come between.
+CONTRACT = "import json, os; file = open('environment-' + os.environ.get('RANK', 'none'), 'w'); "
+CONTRACT += "json.dump(dict(os.environ), file); file.close()"
 SAME = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -29,8 +31,9 @@ OWN = {
 NOT_SET = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}
 
 
-def environments(text: str) -> dict[str, dict[str, str]]:
-    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+def environments(directory: Path) -> dict[str, dict[str, str]]:
+    """What CONTRACT wrote there, by rank."""
+    found = [json.loads(path.read_text()) for path in directory.glob("environment-[0-9]*")]
     return {each["RANK"]: each for each in found}
 
 
@@ -38,13 +41,15 @@ def test_every_rank_gets_the_environment_that_torchrun_sets(tmp_path: Path) -> N
     program = write_program(tmp_path / "env.py", CONTRACT)
     torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program)]
     # What any child of this process finds, without env=: not os.environ, which does not know what loaded libraries set.
-    plain = subprocess.run([PYTHON, str(program)], capture_output=True, text=True, timeout=60)
-    inherited = set(json.loads(plain.stdout))
-    theirs = environments(subprocess.run(torchrun, capture_output=True, text=True, timeout=120).stdout)
+    subprocess.run([PYTHON, str(program)], cwd=tmp_path, check=True, timeout=60)
+    inherited = set(json.loads((tmp_path / "environment-none").read_text()))
+    subprocess.run(torchrun, cwd=tmp_path, capture_output=True, check=True, timeout=120)
+    theirs = environments(tmp_path)
     run = make_run(
         tmp_path / "run", ["python", str(program)], num_ranks=2, ranks_per_node=2, mpi="none", rendezvous="torch"
     )
-    ours = environments(run_attempt(run, launcher=mpirun_argv(2)).log)
+    run_attempt(run, launcher=mpirun_argv(2))
+    ours = environments(run.path / "work")
     assert set(ours) == set(theirs) == {"0", "1"}
     for rank, expected in theirs.items():
         added = {name for name in expected if name not in inherited and not name.startswith(("_", "LC_"))}
@@ -56,8 +61,10 @@ def test_every_rank_gets_the_environment_that_torchrun_sets(tmp_path: Path) -> N
 def test_restarts_count_up_under_one_run_id_and_each_rank_has_its_own_error_file(tmp_path: Path) -> None:
     text = CONTRACT + "; import sys; sys.exit(0 if os.environ['HPC_TRAIN_ATTEMPT'] == '1' else 75)"
     run = make_run(tmp_path / "run", ["python", "-c", text], num_ranks=2, ranks_per_node=2, mpi="none", max_attempts=5)
-    starts = [environments(run_attempt(run, launcher=mpirun_argv(2)).log) for _ in range(2)]
-    ranks = [rank for start in starts for rank in start.values()]
+    ranks: list[dict[str, str]] = []
+    for _ in range(2):
+        run_attempt(run, launcher=mpirun_argv(2))
+        ranks += environments(run.path / "work").values()
     assert [rank["TORCHELASTIC_RESTART_COUNT"] for rank in ranks] == ["0", "0", "1", "1"]
     assert {(rank["TORCHELASTIC_RUN_ID"], rank["TORCHELASTIC_MAX_RESTARTS"]) for rank in ranks} == {(run.name, "4")}
     files = {Path(rank["TORCHELASTIC_ERROR_FILE"]) for rank in ranks}

@@ -28,7 +28,7 @@ from slurm_cluster.processes import (
     wait_until,
 )
 
-START_TIMEOUT_S = 30
+START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 8
 MUNGE_KEY_BYTES = 128
 DATABASE_USER = "mysql"  # mariadbd refuses to serve as root.

@@ -17,7 +17,7 @@ from slurm_cluster.layout import USER, Cluster, Layout, Settings
 from slurm_cluster.processes import last_lines, wait_until
 
 LOCK_TIMEOUT_S = 120
-IDLE_TIMEOUT_S = 60
+IDLE_TIMEOUT_S = 120
 CANCEL_TIMEOUT_S = 3
 
 Say = Callable[[str], None]

@@ -27,7 +27,7 @@ from slurm_cluster.processes import (
     write_record,
 )
 
-START_TIMEOUT_S = 10
+START_TIMEOUT_S = 30
 CRASH_TIMEOUT_S = 10
 
 # unshare and not `ip netns exec`: that one mounts a new /sys without the control groups, and slurmd dies of it.

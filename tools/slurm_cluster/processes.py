@@ -116,7 +116,7 @@ def spawn(argv: Sequence[str], *, record: Path, log: Path, environment: Mapping[
             env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", **(environment or {})},
             start_new_session=True,
         )
-    wait_until(lambda: record.exists() or process.poll() is not None, timeout_s=10)
+    wait_until(lambda: record.exists() or process.poll() is not None, timeout_s=30)
     # The daemon is not this command's to wait for; without this Python warns that it still runs.
     process.returncode = process.returncode or 0
 

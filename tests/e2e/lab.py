@@ -41,7 +41,7 @@ class Lab:
     environ: Mapping[str, str]
     python: str = sys.executable
 
-    def hpc_train(self, *words: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def hpc_train(self, *words: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run `hpc-train WORDS` and give what it printed and returned."""
         argv = [self.python, "-m", "hpc_train", *map(str, words)]
         return self.call(argv, timeout=timeout, cwd=self.directory, env=self.environ)
@@ -74,7 +74,7 @@ class Lab:
         """All that the run printed, for messages of failed tests."""
         return self.hpc_train("logs", "--all", run.path).stdout[-6000:]
 
-    def wait_end(self, run: RunDir, timeout: float = 120) -> str:
+    def wait_end(self, run: RunDir, timeout: float = 180) -> str:
         """Wait until no further attempt comes; returns the last decision's word."""
 
         def final() -> str | None:
@@ -85,7 +85,7 @@ class Lab:
 
         return str(self.wait_for("the end of the run", run, final, timeout))
 
-    def wait_state(self, run: RunDir, state: str, timeout: float = 60) -> None:
+    def wait_state(self, run: RunDir, state: str, timeout: float = 120) -> None:
         """Wait until `hpc-train status` says so; the scheduler learns of an end a little after the journal."""
         self.wait_for(f"state {state}", run, lambda: self.status(run)["state"] == state, timeout)
 
@@ -98,7 +98,7 @@ class Lab:
             time.sleep(0.1)
         return value
 
-    def wait_decided(self, run: RunDir, attempt: int, timeout: float = 90) -> None:
+    def wait_decided(self, run: RunDir, attempt: int, timeout: float = 120) -> None:
         """Wait until an attempt has been decided: what is done to the run then, is done to a later one."""
         self.wait_for(f"the decision on attempt {attempt}", run, run.attempt(attempt).decision.exists, timeout)
 

@@ -57,7 +57,7 @@ def test_stopped_and_then_killed_it_ends_where_an_undisturbed_run_ends(
     other_lab = make_local_lab(tmp_path / "other")
     undisturbed = framework.submit(other_lab)
     # Both at once, on one node: nothing that the frameworks or we choose may clash.
-    run = framework.submit(local_lab, pause=0.02)
+    run = framework.submit(local_lab, pause=0.08)
     local_lab.wait_for("step 20", run, partial(has_reached, run, 20), 120)
     warn(run)
     stopped = local_lab.wait_for("the decision", run, partial(read_decision, run.attempt(0)), 60)
@@ -103,8 +103,8 @@ def test_unmodified_programs_run_over_two_nodes_at_the_same_time(slurm_lab: Lab)
 def test_a_warning_stops_a_framework_on_all_nodes_at_one_step(cluster: SlurmCluster, slurm_lab: Lab) -> None:
     program = ("python", "-m", "hpc_train.examples.lightning_trainer", "--save-every", "1000", "--pause", "0.1")
     run = slurm_lab.submit("--nodes", "2", "--ranks-per-node", "1", "--", *program)
-    slurm_lab.wait_for("step 3", run, partial(has_reached, run, 3), 120)
     job_id = slurm_lab.status(run)["job_id"]
+    slurm_lab.wait_for("step 3", run, partial(has_reached, run, 3), 120)
     assert cluster.run(["scancel", "--batch", "--signal=USR2", job_id]).returncode == 0
     decision = slurm_lab.wait_for("the decision", run, partial(read_decision, run.attempt(0)), 60)
     slurm_lab.hpc_train("cancel", run.path)

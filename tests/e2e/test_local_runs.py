@@ -56,7 +56,7 @@ def test_three_wall_time_segments_end_where_one_long_run_ends(
     # the batch shell alone, but after so many steps instead of minutes: a busy machine must not change the test.
     run = local_lab.train(local_data, *RANKS, "--backoff", "1s", steps=STEPS, save_every=1000, pause=0.1)
     for number, bound in enumerate((10, 25, 40)):
-        local_lab.wait_for(f"step {bound}", run, partial(has_reached, run, bound), 120)
+        local_lab.wait_for(f"step {bound} in attempt {number}", run, partial(has_reached, run, bound, number), 120)
         warn(run)
         local_lab.wait_for("the decision", run, partial(read_decision, run.attempt(number)), 120)
 
@@ -71,9 +71,10 @@ def test_three_wall_time_segments_end_where_one_long_run_ends(
         assert decision is not None and (decision.failure, decision.code, decision.word) == ("stopped", 75, "again")
 
 
-def has_reached(run: RunDir, step: int) -> bool:
-    """Whether the run has journalled that step."""
-    return max(steps_of(read_journal(run), "step"), default=0) >= step
+def has_reached(run: RunDir, step: int, attempt: int = 0) -> bool:
+    """Whether that attempt has journalled that step, or a later one: the one before may have come farther."""
+    events = [event for event in read_journal(run) if event.attempt == attempt]
+    return max(steps_of(events, "step"), default=0) >= step
 
 
 def warn(run: RunDir) -> None:

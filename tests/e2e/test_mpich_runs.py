@@ -24,7 +24,7 @@ from tests.support.cluster import SlurmCluster
 from tests.support.ranks import MPICH
 
 COUNTING = Path(__file__).with_name("counting.py")
-STEPS, SAVE_EVERY, PAUSE = 90, 10, 0.05
+STEPS, SAVE_EVERY, PAUSE = 90, 10, 0.1
 SHAPE = ("--nodes", "2", "--ranks-per-node", "2", "--walltime", "20")
 LOCAL_STEPS = 60
 LOCAL = ("--ranks-per-node", "4", "--backoff", "1s")
@@ -67,9 +67,10 @@ def test_under_srun_a_run_outlives_a_warning_a_killed_rank_and_a_crashed_node(
     reference = lab.train(slurm_data, *SHAPE, steps=STEPS, save_every=SAVE_EVERY)
     run = lab.train(slurm_data, *SHAPE, steps=STEPS, save_every=SAVE_EVERY, pause=PAUSE)
     assert launch_of(run) == ("mpich", "pmi2")
+    job_id = lab.status(run)["job_id"]
 
     lab.wait_between_commits(run, after=SAVE_EVERY)
-    assert cluster.run(["scancel", "--batch", "--signal=USR2", lab.status(run)["job_id"]]).returncode == 0
+    assert cluster.run(["scancel", "--batch", "--signal=USR2", job_id]).returncode == 0
     lab.wait_decided(run, 0)
     lab.wait_between_commits(run, after=4 * SAVE_EVERY, attempt=1)
     kill_rank(lab, run, 1)

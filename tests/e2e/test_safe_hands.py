@@ -120,7 +120,7 @@ def tell_the_story(case: Case, lab: Lab, project: Path) -> None:
     warnings = [line for line in done.stderr.splitlines() if UNINDEXED in line]
     assert len(warnings) == case.warns and done.stderr.count("\n") == len(warnings), done.stderr
     run = RunDir(Path(next(line.split(None, 1)[1] for line in done.stdout.splitlines() if line.startswith("in "))))
-    assert lab.wait_end(run, 60) == "done"
+    assert lab.wait_end(run) == "done"
     lab.wait_state(run, "completed")
     for command in ("why", "logs"):
         assert lab.hpc_train(command, run.path).returncode == 0

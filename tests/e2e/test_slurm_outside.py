@@ -13,9 +13,10 @@ COUNTING = str(Path(__file__).with_name("counting.py"))
 
 def test_a_job_that_needs_every_node_of_its_queue_goes_on_after_a_hang(cluster: SlurmCluster, slurm_lab: Lab) -> None:
     cluster.wait_idle()
-    options = ("--nodes", str(NUM_NODES), "--hang-timeout", "3s", "--rendezvous", "none")
+    # Longer than eight ranks on two cores may stand still for once without a hang.
+    options = ("--nodes", str(NUM_NODES), "--hang-timeout", "8s", "--rendezvous", "none")
     run = slurm_lab.submit(*options, "--", "python", COUNTING, "5", "2", "0", "hang")
-    assert slurm_lab.wait_end(run, timeout=90) == "done", slurm_lab.logs(run)
+    assert slurm_lab.wait_end(run, timeout=180) == "done", slurm_lab.logs(run)
     # Not the first attempt's decision: eight ranks on two cores may fail before they count, in MPI's own start.
     decisions = [decision for each in run.attempts() if (decision := read_decision(each)) is not None]
     hangs = [decision for decision in decisions if decision.failure == "hang"]

@@ -16,7 +16,7 @@ from hpc_train.run.layout import RunDir
 from tests.e2e.lab import Lab, assert_resumed, assert_same_run, steps_of
 from tests.support.cluster import NUM_NODES, SlurmCluster
 
-STEPS, SAVE_EVERY, PAUSE = 60, 15, 0.1
+STEPS, SAVE_EVERY, PAUSE = 60, 15, 0.15
 SHAPE = ("--nodes", "2", "--ranks-per-node", "2", "--walltime", "10")
 
 

@@ -24,7 +24,7 @@ from hpc_train.run.layout import RunDir
 from tests.e2e.lab import Lab, assert_resumed, assert_same_run, steps_of
 from tests.support.cluster import SlurmCluster, wait_for
 
-STEPS, SAVE_EVERY, PAUSE = 60, 15, 0.05
+STEPS, SAVE_EVERY, PAUSE = 60, 15, 0.1
 SHAPE = ("--nodes", "2", "--ranks-per-node", "2")
 COUNTING = str(Path(__file__).with_name("counting.py"))
 
@@ -61,6 +61,11 @@ def queued(cluster: SlurmCluster, run: RunDir) -> list[str]:
 def wait_none_queued(cluster: SlurmCluster, lab: Lab, run: RunDir) -> None:
     """The job that waits is withdrawn a moment after the decision."""
     lab.wait_for("an end of all jobs", run, lambda: not queued(cluster, run), 30)
+
+
+def wait_one_queued(cluster: SlurmCluster, lab: Lab, run: RunDir) -> list[str]:
+    """The one job that is left once Slurm has cleared up after the others, which it lists until then."""
+    return list(lab.wait_for("one job", run, lambda: len(ids := queued(cluster, run)) == 1 and ids, 60))
 
 
 def has_stepped(run: RunDir, attempt: int) -> bool:
@@ -126,9 +131,11 @@ def test_a_crashed_node_costs_steps_but_changes_nothing(
 
 
 def test_a_user_ends_a_run_by_scancel_and_lets_it_go_on(cluster: SlurmCluster, lab: Lab) -> None:
-    run = lab.submit("--ranks-per-node", "2", "--rendezvous", "none", "--", "python", COUNTING, "60", "10", "0.05")
+    # So many steps that it still runs when all has been asked; the next attempt hurries.
+    program = ("python", COUNTING, "400", "10", "0.05", "brief")
+    run = lab.submit("--ranks-per-node", "2", "--rendezvous", "none", "--", *program)
     commit = lab.wait_between_commits(run, after=10)
-    job, waiting = lab.wait_for("the waiting job", run, lambda: len(ids := queued(cluster, run)) == 2 and ids, 20)
+    job, waiting = lab.wait_for("the waiting job", run, lambda: len(ids := queued(cluster, run)) == 2 and ids, 60)
     refused = lab.hpc_train("requeue", run.path)
     assert refused.returncode == 78 and "is running; it goes on by itself" in refused.stderr
     assert cluster.run(["scancel", min(job, waiting, key=int)]).returncode == 0
@@ -151,7 +158,7 @@ def test_a_job_that_was_cancelled_while_its_shell_was_stuck_is_not_followed_by_a
     run = lab.submit("--rendezvous", "none", "--", "sleep", "300")
     lab.wait_for("the waiting job", run, lambda: len(queued(cluster, run)) == 2, 30)
     job = jobs_of_attempts(run)[0]
-    shell = batch_shell(job)
+    shell = batch_shell(cluster, job)
     os.kill(shell, signal.SIGSTOP)
     assert cluster.run(["scancel", job]).returncode == 0
     keep_stopped(shell)
@@ -172,14 +179,14 @@ def keep_stopped(pid: int) -> None:
             time.sleep(0.002)
 
 
-def batch_shell(job: str) -> int:
-    """PID of the shell that runs a job's script."""
+def batch_shell(cluster: SlurmCluster, job: str) -> int:
+    """PID of the shell that runs a job's script; another cluster beside this one may have a job of that number."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes()
         except OSError:
             continue
-        if f"/job{int(job):05d}/slurm_script".encode() in words:
+        if f"{cluster.dir}/".encode() in words and f"/job{int(job):05d}/slurm_script".encode() in words:
             return int(path.parent.name)
     raise AssertionError(f"job {job} runs nowhere")
 
@@ -199,7 +206,7 @@ def test_a_held_run_waits_as_a_held_job_until_it_is_asked_to_go_on(cluster: Slur
     run = lab.submit("--rendezvous", "none", "--max-failures", "0", "--", "bash", "-c", check)
     assert lab.wait_end(run) == "hold"
     lab.wait_state(run, "held")
-    (waiting,) = queued(cluster, run)
+    (waiting,) = wait_one_queued(cluster, lab, run)
     (run.path / "mended").touch()
     asked = lab.hpc_train("requeue", run.path)
     assert asked.returncode == 0 and f"goes on as job {waiting}" in asked.stdout, asked.stderr
@@ -215,9 +222,9 @@ def test_a_held_run_that_is_resumed_goes_on_in_the_jobs_of_its_new_submission(cl
     first = jobs_of_attempts(run)[0]
     assert cluster.run(["scancel", "--signal=KILL", f"{first}.0"]).returncode == 0
     lab.wait_state(run, "held")
-    (held,) = queued(cluster, run)
+    (held,) = wait_one_queued(cluster, lab, run)
 
-    asked = lab.hpc_train("resume", run.path, "--ranks-per-node", "4", *program, "120", "10", "0.05", "stops")
+    asked = lab.hpc_train("resume", run.path, "--ranks-per-node", "4", *program, "120", "10", "0.1", "stops")
     assert asked.returncode == 0, asked.stderr
     lab.wait_for("steps at the new size", run, partial(has_stepped, run, 1), 60)
     lab.wait_for("the job that waits", run, lambda: len(queued(cluster, run)) == 2, 30)
@@ -260,9 +267,9 @@ def as_administrator(cluster: SlurmCluster, *argv: str) -> subprocess.CompletedP
 
 
 def test_the_next_job_avoids_a_node_that_hung(cluster: SlurmCluster, lab: Lab) -> None:
-    options = ("--nodes", "2", "--hang-timeout", "3s", "--rendezvous", "none")
+    options = ("--nodes", "2", "--hang-timeout", "6s", "--rendezvous", "none")
     run = lab.submit(*options, "--", "python", COUNTING, "5", "2", "0", "hang")
-    assert lab.wait_end(run, timeout=90) == "done", lab.logs(run)
+    assert lab.wait_end(run, timeout=120) == "done", lab.logs(run)
     first = read_decision(run.attempt(0))
     assert first is not None and (first.failure, first.word) == ("hang", "again-elsewhere")
     used = {(run.attempt(1).ready / str(rank)).read_text().strip() for rank in range(2)}
@@ -271,7 +278,8 @@ def test_the_next_job_avoids_a_node_that_hung(cluster: SlurmCluster, lab: Lab) -
 
 
 def test_a_job_that_may_not_be_requeued_after_all_goes_on_in_a_new_one(cluster: SlurmCluster, slurm_lab: Lab) -> None:
-    run = slurm_lab.submit("--rendezvous", "none", "--", "python", COUNTING, "60", "10", "0.05", "stops")
+    program = ("python", COUNTING, "200", "10", "0.05", "stops", "brief")
+    run = slurm_lab.submit("--rendezvous", "none", "--", *program)
     slurm_lab.wait_between_commits(run, after=10)
     job = jobs_of_attempts(run)[0]
     assert len(read_jobs(run)) == 1, "a site that requeues needs no second job"
@@ -282,7 +290,7 @@ def test_a_job_that_may_not_be_requeued_after_all_goes_on_in_a_new_one(cluster: 
     assert_resumed(run, attempts=2)
     assert len(set(jobs_of_attempts(run))) == 2
     assert "presently disabled" in run.submission(0).batch_log.read_text()
-    assert steps_of(read_journal(run), "commit")[-1] == 60
+    assert steps_of(read_journal(run), "commit")[-1] == 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +343,7 @@ def test_where_a_second_job_is_refused_the_run_says_so_and_goes_on_from_the_logi
     cluster: SlurmCluster, lab: Lab, one_job_a_user: Callable[[], bool]
 ) -> None:
     cluster.wait_idle()
-    run = lab.submit("--rendezvous", "none", "--", "python", COUNTING, "60", "10", "0.05", "stops")
+    run = lab.submit("--rendezvous", "none", "--", "python", COUNTING, "200", "10", "0.05", "stops", "brief")
     lab.wait_between_commits(run, after=10)
     job = jobs_of_attempts(run)[0]
     assert cluster.run(["scancel", "--batch", "--signal=USR2", job]).returncode == 0

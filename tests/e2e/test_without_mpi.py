@@ -44,11 +44,12 @@ def test_under_srun_without_mpi_a_run_outlives_a_warning_and_a_killed_rank(
     lab = replace(slurm_lab, python=python_without_mpi)
     reference = lab.train(slurm_data, *SHAPE, steps=100, save_every=10)
     run = lab.train(slurm_data, *SHAPE, steps=100, save_every=10, pause=0.05)
+    job_id = lab.status(run)["job_id"]
     assert read_json(run.submission(0).launch)["mpi"] == "none"
     assert "srun --kill-on-bad-exit=1 --wait=0 --mpi=none" in run.submission(0).script.read_text()
 
     lab.wait_between_commits(run, after=10)
-    assert cluster.run(["scancel", "--batch", "--signal=USR2", lab.status(run)["job_id"]]).returncode == 0
+    assert cluster.run(["scancel", "--batch", "--signal=USR2", job_id]).returncode == 0
     lab.wait_decided(run, 0)
     lab.wait_between_commits(run, after=30, attempt=1)
     os.kill(next(found.program for found in find_ranks(run.path) if found.rank == 3), signal.SIGKILL)

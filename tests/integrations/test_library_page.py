@@ -49,6 +49,11 @@ def train(place: Path) -> str:
     return out
 
 
+def begins(out: str) -> list[str]:
+    """The program's own lines: libraries may add others where an interpreter ends on a busy machine."""
+    return sorted(line for line in out.splitlines() if line.startswith("rank "))
+
+
 def final_files(place: Path) -> dict[str, bytes]:
     """The newest checkpoint's, but for COMMIT, which holds the time."""
     entry = newest(place / "checkpoints")
@@ -66,7 +71,7 @@ def ranks_below(pid: int) -> list[int]:
 def test_killed_and_started_again_it_ends_where_an_undisturbed_run_ends(program: str, tmp_path: Path) -> None:
     undisturbed = make_place(tmp_path / "undisturbed", program)
     out = train(undisturbed)
-    assert sorted(out.splitlines()) == [f"rank {rank} of 2 begins at step 0" for rank in range(2)]
+    assert begins(out) == [f"rank {rank} of 2 begins at step 0" for rank in range(2)], out
 
     endless = program.replace(STEPS, STEPS.replace("300", "10**9")).replace("step % 20 == 0", "step == 20")
     place = make_place(tmp_path / "killed", endless)
@@ -80,7 +85,8 @@ def test_killed_and_started_again_it_ends_where_an_undisturbed_run_ends(program:
     assert process.returncode != 0, killed
 
     (place / "train.py").write_text(program)
-    assert sorted(train(place).splitlines()) == [f"rank {rank} of 2 begins at step 20" for rank in range(2)]
+    out = train(place)
+    assert begins(out) == [f"rank {rank} of 2 begins at step 20" for rank in range(2)], out
     assert final_files(place) == final_files(undisturbed)
 
 

@@ -17,12 +17,12 @@ from hpc_train.examples.huggingface_trainer import Counting
 from hpc_train.integrations.huggingface import StopCallback
 
 arguments = TrainingArguments(
-    output_dir="out", max_steps=2, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1,
+    output_dir="out", max_steps=1, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1,
     save_strategy="no", use_cpu=True, report_to="none", disable_tqdm=True,
 )
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=8, n_layer=1, n_head=1))
 Trainer(
-    model=model, args=arguments, train_dataset=Counting(16, 0.0), eval_dataset=Counting(8, 0.6),
+    model=model, args=arguments, train_dataset=Counting(16, 0.0), eval_dataset=Counting(8, 1.2),
     callbacks=[StopCallback()],
 ).train()
 """,
@@ -37,15 +37,15 @@ class Adds(Adder):
         pass
 
 trainer = lightning.Trainer(
-    accelerator="cpu", max_epochs=2, num_sanity_val_steps=0, callbacks=[StopCallback("out")], logger=False,
+    accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, callbacks=[StopCallback("out")], logger=False,
     enable_progress_bar=False,
 )
-trainer.fit(Adds(), ResumableLoader(Sums(8, 0.0), batch_size=8), DataLoader(Sums(8, 0.6), batch_size=1))
+trainer.fit(Adds(), ResumableLoader(Sums(8, 0.0), batch_size=8), DataLoader(Sums(8, 1.2), batch_size=1))
 """,
 }
 
 
 @pytest.mark.parametrize("framework", PROGRAMS)
 def test_a_long_evaluation_is_no_hang(tmp_path: Path, framework: str) -> None:
-    ended = run_one(tmp_path, PROGRAMS[framework], hang_timeout_s=3, rendezvous="torch")
+    ended = run_one(tmp_path, PROGRAMS[framework], hang_timeout_s=6, rendezvous="torch")
     assert ended.word == "done", ended.log

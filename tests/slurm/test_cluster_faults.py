@@ -33,7 +33,7 @@ def ticking(cluster: SlurmCluster, job_dir: Path) -> Iterator[Callable[[], bool]
     submitted = cluster.run(["sbatch", "--parsable", "--nodelist=n2", "job.sh"], cwd=job_dir)
     assert submitted.returncode == 0, submitted.stderr
     ticks = job_dir / "ticks"
-    wait_for("the job", ticks.exists, timeout=20)
+    wait_for("the job", ticks.exists, timeout=60)
 
     def is_ticking() -> bool:
         before = ticks.stat().st_size

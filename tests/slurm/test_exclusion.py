@@ -62,7 +62,7 @@ def case(cluster: SlurmCluster, job_dir: Path) -> Iterator[Case]:
     job_id = given.stdout.strip()
     made = Case(cluster, make_run(job_dir / "run", max_failures=50), job_id)
     made.script()
-    wait_for("it runs", lambda: "R" in cluster.run(["squeue", "-h", "-j", job_id, "-o%t"]).stdout.split(), timeout=30)
+    wait_for("it runs", lambda: "R" in cluster.run(["squeue", "-h", "-j", job_id, "-o%t"]).stdout.split(), timeout=60)
     yield made
     cluster.run(["scancel", job_id])
 
@@ -121,7 +121,7 @@ def test_a_queue_with_hosts_down_lets_the_oldest_doubt_go(case: Case) -> None:
         assert case.told() == [["n2"], ["n3"]]
     finally:
         control(case.cluster, "update", "nodename=n[4-7]", "state=resume")
-        wait_for("they are back", lambda: "drain" not in json.dumps(case.cluster.states()), timeout=20)
+        wait_for("they are back", lambda: "drain" not in json.dumps(case.cluster.states()), timeout=60)
 
 
 def test_a_job_whose_user_excluded_nothing_gets_a_list_too(case: Case, job_dir: Path) -> None:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hpc_train.bootstrap.pmix import await_all_started
 MPI.COMM_WORLD.Barrier()
 for late in range(2):
-    time.sleep(2.0 if MPI.COMM_WORLD.rank == 3 else 0.0)
+    time.sleep(4.0 if MPI.COMM_WORLD.rank == 3 else 0.0)
     began = time.monotonic()
     is_there = await_all_started(MPI.__file__)
     print(MPI.COMM_WORLD.rank, is_there, time.monotonic() - began, flush=True)
@@ -38,12 +38,12 @@ def test_every_node_waits_for_the_last_one(cluster: SlurmCluster, job_dir: Path)
     # A plain PMIx_Fence is over at once here, on all nodes but the last one's.
     for rank, is_there, seconds in waits(cluster, job_dir, OPENMPI, "pmix"):
         assert is_there == "True"
-        assert seconds < 1.0 if rank == 3 else seconds > 1.5
+        assert seconds < 2.0 if rank == 3 else seconds > 2.0
 
 
 def test_an_mpi_that_does_not_start_by_pmix_waits_for_nothing(cluster: SlurmCluster, job_dir: Path) -> None:
     for _, is_there, seconds in waits(cluster, job_dir, MPICH, "pmi2"):
-        assert is_there == "False" and seconds < 1.5
+        assert is_there == "False" and seconds < 2.0
 
 
 def test_without_mpi_there_is_nothing_to_wait_for() -> None:

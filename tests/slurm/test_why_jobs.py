@@ -32,7 +32,7 @@ def ended(cluster: SlurmCluster, *job_ids: str) -> None:
         words = cluster.run(argv).stdout.split("\n")
         return len(words) > len(job_ids) and not {"PENDING", "RUNNING", "REQUEUED"} & set(words)
 
-    wait_for(f"the end of {job_ids}", state, timeout=60)
+    wait_for(f"the end of {job_ids}", state, timeout=120)
 
 
 def why(cluster: SlurmCluster, directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +91,7 @@ def test_jobs_that_failed(cluster: SlurmCluster, job_dir: Path) -> None:
 )
 def test_jobs_that_wait(cluster: SlurmCluster, job_dir: Path, options: list[str], word: str, who: str) -> None:
     job_id = submit(cluster, job_dir, "true", *options)
-    wait_for("a reason", lambda: "None" not in cluster.run(["squeue", "-ho%r", f"-j{job_id}"]).stdout, timeout=20)
+    wait_for("a reason", lambda: "None" not in cluster.run(["squeue", "-ho%r", f"-j{job_id}"]).stdout, timeout=60)
     found = record(cluster, job_dir, job_id)
     cluster.run(["scancel", job_id])
     assert (found["diagnosis"]["class"], found["diagnosis"]["who"]) == ("waiting", who), found
@@ -100,7 +100,7 @@ def test_jobs_that_wait(cluster: SlurmCluster, job_dir: Path, options: list[str]
 
 def test_a_running_a_cancelled_and_a_timed_out_job(cluster: SlurmCluster, job_dir: Path) -> None:
     job_id = submit(cluster, job_dir, "sleep 100", "--time=5")
-    wait_for("it runs", lambda: "RUNNING" in cluster.run(["squeue", "-ho%T", f"-j{job_id}"]).stdout, timeout=30)
+    wait_for("it runs", lambda: "RUNNING" in cluster.run(["squeue", "-ho%T", f"-j{job_id}"]).stdout, timeout=60)
     found = record(cluster, job_dir, job_id)
     assert (found["diagnosis"]["class"], found["job"]["limit_s"]) == ("running", 300)
     cluster.run(["scancel", job_id])

@@ -61,7 +61,7 @@ class SlurmCluster:
         self,
         argv: Sequence[str | Path],
         *,
-        timeout: float = 60,
+        timeout: float = 120,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
@@ -128,7 +128,7 @@ class SlurmCluster:
         document = json.loads(self._checked("status", "--json").stdout)
         return {node["name"]: node["state"] for node in document["nodes"]}
 
-    def wait_idle(self, timeout: float = 60) -> None:
+    def wait_idle(self, timeout: float = 120) -> None:
         """Wait until every node is idle."""
         wait_for("all nodes are idle", lambda: set(self.states().values()) == {"idle"}, timeout=timeout)
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -70,9 +70,10 @@ def _shield_workers(dataloader: Any) -> None:
     """Data workers of this process are started with SIGTERM blocked, and where torch would send it they are killed.
 
     Blocked, because forked and spawned workers have that from their first instruction, and torch installs a handler of
-    its own there, which dies of any SIGTERM but the parent's. SIGKILL is no harder an end than that handler's, which
-    leaves by _exit. Whatever ends the program, its monitor kills what is left below it, and workers look for their
-    parent themselves.
+    its own there, which dies of any SIGTERM but the parent's. Once that is there `_Outliving` takes its place, as what
+    a worker starts would inherit the blocked signal, and not end when the worker terminates it. SIGKILL is no harder an
+    end than torch's handler, which leaves by _exit. Whatever ends the program, its monitor kills what is left below it,
+    and workers look for their parent themselves.
     """
     iterator = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
     if iterator is None:  # another torch
@@ -90,15 +91,42 @@ def _shield_workers(dataloader: Any) -> None:
         if method == "spawn":  # starting the tracker would unblock the signal again
             multiprocessing.resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        init = loader.worker_init_fn
+        loader.worker_init_fn = _Outliving(init)
         try:
             start(self, loader)
         finally:
+            loader.worker_init_fn = init
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for worker in getattr(self, "_workers", ()):
                 process = worker._popen
                 process.terminate = functools.partial(_kill, dataloader, weakref.ref(self), weakref.ref(process))
 
     iterator.__init__ = start_shielded
+
+
+class _Outliving:
+    """A data worker's first act: a handler that does nothing takes the place of the blocked signal.
+
+    A class, as spawned workers get it sent.
+    """
+
+    def __init__(self, init: Callable[[int], Any] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        owner = os.getpid()
+
+        def outlive(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != owner:  # a process that the worker forked
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, outlive)
+        signal.siginterrupt(signal.SIGTERM, False)  # libraries that read samples may not try again after EINTR
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if self._init is not None:
+            self._init(worker)
 
 
 def _kill(dataloader: Any, iterator: weakref.ref[Any], process: weakref.ref[Any]) -> None:

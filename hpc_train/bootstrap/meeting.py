@@ -7,11 +7,15 @@ rank 0 alone calls `Checkpointer.save`: they wait for each other for ever, or ta
 from __future__ import annotations
 
 import sys
+import threading
 import zlib
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from hpc_train.bootstrap.attached import AttachedWorld
+from hpc_train.bootstrap.attachment import Attachment
 from hpc_train.errors import UsageError
 from hpc_train.launch.sampler import describe_call
 from hpc_train.quantities import format_ranks
@@ -23,18 +27,30 @@ _CALLERS = ("hpc_train.examples", "hpc_train.integrations")
 
 
 class MeetingWorld(AttachedWorld):
-    """A World of several ranks whose collectives begin with `_meet`; a subclass gives what carries them."""
+    """A World of several ranks whose collectives begin with `_meet`; a subclass gives what carries them.
+
+    Each holds the World's turn: of two threads one waits, as the values of the one could else reach the other.
+    """
+
+    def __init__(self, attachment: Attachment, *, rank: int, size: int, local: tuple[int, int], node: str) -> None:
+        super().__init__(attachment, rank=rank, size=size, local=local, node=node)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        with self.phase(name), self._lock:
+            yield
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
-        with self.phase("barrier"):
+        with self._turn("barrier"):
             self._meet("barrier")
 
     def allreduce(self, value: int | float, op: str = "sum") -> int | float:
         """Sum, "min" or "max" over the ranks; the World says how large integers may be. Collective."""
         carried = int(value) if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else None
         sign = -1 if op == "min" else 0  # the complement turns the order of integers round, and has no overflow
-        with self.phase("allreduce"):
+        with self._turn("allreduce"):
             # The meeting itself brings the highest integer: a loop asks for one at each step.
             is_odd, highest = self._meet(f"allreduce {op}", int(carried is None), (carried or 0) ^ sign)
             if op in ("min", "max") and not is_odd:
@@ -48,7 +64,7 @@ class MeetingWorld(AttachedWorld):
         Returns: the highest of each of the numbers over all ranks.
         Raises: UsageError that names the calls and their ranks, the same on all ranks; they are in step again then.
         """
-        name = f"{_entry(sys._getframe(2)) or 'the program'}: {kind}"
+        name = f"{_entry(sys._getframe(2)) or 'the program'}: {kind}{_thread()}"
         number = zlib.crc32(name.encode())
         # Of one length always: messages of two lengths would not meet.
         highest, lowest, *found = self._highest([number, -number, *numbers, 0, 0][:4])
@@ -62,7 +78,7 @@ class MeetingWorld(AttachedWorld):
         where = "; ".join(f"{format_ranks(ranks)} in {call}" for call, ranks in ranks_of.items())
         raise UsageError(
             f"the ranks are in different calls that each wait for all ranks: {where}. Let all ranks make every such "
-            "call, in the same order: none of them under `if rank == 0`"
+            "call, in the same order: none of them under `if rank == 0`, and none in a thread beside others"
         )
 
     @abstractmethod
@@ -76,6 +92,11 @@ class MeetingWorld(AttachedWorld):
     @abstractmethod
     def _exchange(self, words: tuple[str, str]) -> list[tuple[str, str]]:
         """Every rank's words in rank order. Collective, without a meeting of its own."""
+
+
+def _thread() -> str:
+    """Whether this is the main thread; not which other one, as pools of threads deal their work out as it comes."""
+    return "" if threading.current_thread() is threading.main_thread() else ", in a thread of its own"
 
 
 def _entry(frame: FrameType | None) -> str:

@@ -50,14 +50,14 @@ class MpiWorld(MeetingWorld):
 
     def broadcast(self, value: T, root: int = 0) -> T:
         """The root's value on every rank. Collective."""
-        with self.phase("broadcast"):
+        with self._turn("broadcast"):
             self._meet(f"broadcast from {root}")
             result: T = self.mpi.bcast(value, root=root)
         return result
 
     def allgather(self, value: T) -> list[T]:
         """Every rank's value in rank order. Collective."""
-        with self.phase("allgather"):
+        with self._turn("allgather"):
             self._meet("allgather")
             result: list[T] = self.mpi.allgather(value)
         return result

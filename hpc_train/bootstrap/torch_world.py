@@ -53,7 +53,7 @@ class TorchWorld(MeetingWorld):
     def broadcast(self, value: T, root: int = 0) -> T:
         """The root's value on every rank. Collective."""
         box = [value]
-        with self.phase("broadcast"):
+        with self._turn("broadcast"):
             self._meet(f"broadcast from {root}")
             dist.broadcast_object_list(box, src=root, group=self._group)
         return box[0]
@@ -61,7 +61,7 @@ class TorchWorld(MeetingWorld):
     def allgather(self, value: T) -> list[T]:
         """Every rank's value in rank order. Collective."""
         box: list[T] = [value] * self.size
-        with self.phase("allgather"):
+        with self._turn("allgather"):
             self._meet("allgather")
             dist.all_gather_object(box, value, group=self._group)
         return box

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,44 @@ def case_ranks_in_different_calls_are_told_which_ranks_are_where(world: World, t
         texts = world.allgather(str(caught.value))  # nobody was left behind
         assert len(set(texts)) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def case_a_threads_call_is_not_taken_for_that_of_the_main_thread(world: World, tmp_path: Path) -> None:
+    if world.size == 1:
+        return
+    found: list[Any] = []
+
+    def gather() -> None:
+        try:
+            found.append(world.allgather("mine"))
+        except UsageError as error:
+            found.append(error)
+
+    if world.rank == 0:
+        thread = threading.Thread(target=gather)
+        thread.start()
+        thread.join()
+    else:
+        gather()
+    assert [type(each) for each in found] == [UsageError], found
+    assert "allgather, in a thread of its own" in str(found[0]) and "none in a thread beside others" in str(found[0])
+
+
+def case_two_threads_get_their_own_values_or_an_error(world: World, tmp_path: Path) -> None:
+    wrong: list[Any] = []
+
+    def gather(who: str) -> None:
+        with contextlib.suppress(UsageError):  # where they come in another order on another rank
+            for number in range(100):
+                if (found := world.allgather((who, number))) != [(who, number)] * world.size:
+                    wrong.append((who, number, found))
+
+    thread = threading.Thread(target=gather, args=["thread"])
+    thread.start()
+    gather("main")
+    thread.join()
+    assert not wrong
+    assert world.allgather(1) == [1] * world.size  # nobody was left behind
 
 
 def case_ranks_may_come_to_one_call_by_different_ways_of_their_own(world: World, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class MeetingWorld(AttachedWorld):
 
     def __init__(self, attachment: Attachment, *, rank: int, size: int, local: tuple[int, int], node: str) -> None:
         super().__init__(attachment, rank=rank, size=size, local=local, node=node)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # not Lock: a signal handler must not wait for the call that it interrupts
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:

@@ -135,7 +135,7 @@ def test_sacct_shows_the_job_to_a_node(cluster: SlurmCluster) -> None:
     number = srun(cluster, "sh", "-c", "echo $SLURM_JOB_ID")[0]
     ask = f"sacct -X -n -P -j {number} -o Account,User,State"
     # slurmctld hands jobs to the accounting in the background, every few seconds.
-    wait_for(ask, lambda: srun(cluster, *ask.split()) == [f"hpctrain|{cluster.user}|COMPLETED"], timeout=20)
+    wait_for(ask, lambda: srun(cluster, *ask.split()) == [f"hpctrain|{cluster.user}|COMPLETED"], timeout=60)
 
 
 def test_a_job_that_its_queue_can_never_run_is_refused(cluster: SlurmCluster) -> None:
@@ -144,15 +144,15 @@ def test_a_job_that_its_queue_can_never_run_is_refused(cluster: SlurmCluster) ->
 
 
 def test_a_requeued_job_waits_seconds_only(cluster: SlurmCluster, waiting_job: WaitingJob) -> None:
-    waiting_job.wait_for_start(1, timeout=20)
+    waiting_job.wait_for_start(1, timeout=60)
     requeued = time.monotonic()
     assert cluster.run(["scontrol", "requeue", waiting_job.number]).returncode == 0
-    waiting_job.wait_for_start(2, timeout=25)
+    waiting_job.wait_for_start(2, timeout=60)  # Slurm's own default is two minutes
     assert time.monotonic() - requeued > config_files.CREDENTIAL_LIFETIME_S - 1
 
 
 def test_a_crash_is_noticed_and_the_job_runs_again_on_others(cluster: SlurmCluster, waiting_job: WaitingJob) -> None:
-    crashed = min(waiting_job.wait_for_start(1, timeout=20))
+    crashed = min(waiting_job.wait_for_start(1, timeout=60))
     cluster.kill("n8")  # Nobody tells the controller of this one, which takes it up to half a minute.
     cluster.kill(crashed, noticed=True)
     assert cluster.states()[crashed].startswith("down")
@@ -295,14 +295,14 @@ def test_a_recycled_pid_is_never_killed(tmp_path: Path) -> None:
 
 def test_a_helper_of_the_starting_shell_is_not_taken_for_a_nodes_first_process(tmp_path: Path) -> None:
     """The shell's `mv` was, where it outlived the record for a moment: ip link add ... netns PID: No such process."""
-    shell = "sleep 1; exec unshare --pid --fork --kill-child sleep 60"
+    shell = "sleep 3; exec unshare --pid --fork --kill-child sleep 60"
     process = subprocess.Popen(["/bin/sh", "-c", shell])
     try:
-        wait_for("the shell's helper is there", lambda: children_of(process.pid), timeout=5)
+        wait_for("the shell's helper is there", lambda: children_of(process.pid), timeout=30)
         assert children_in_own_namespace(process.pid) == []
-        wait_for("the first process is there", lambda: children_in_own_namespace(process.pid), timeout=10)
+        wait_for("the first process is there", lambda: children_in_own_namespace(process.pid), timeout=30)
         (first,) = children_in_own_namespace(process.pid)
-        wait_for("it is what was asked for", lambda: Path(f"/proc/{first}/comm").read_text() == "sleep\n", timeout=5)
+        wait_for("it is what was asked for", lambda: Path(f"/proc/{first}/comm").read_text() == "sleep\n", timeout=30)
     finally:
         process.kill()
         process.wait()

@@ -17,6 +17,7 @@ from hpc_train.errors import CannotCreateError, HpcTrainError, NoSpaceError, Sup
 from hpc_train.files import answer, open_regular, tell, write_atomic, write_json
 from hpc_train.recovery.evidence import (
     decide_attempt,
+    is_loss_accepted,
     job_of,
     last_cleared_attempt,
     read_decision,
@@ -99,7 +100,7 @@ def _begin(run: RunDir, submission: int) -> str:
             tell(f"hpc-train: not started again: {before.reason}")
             return f"{'stop' if before.word == 'done' else before.word} {before.code}"
         if gone := describe_gone(run, events):  # all that was done so far would be done again without a word
-            if not asked_again:
+            if not is_loss_accepted(events, attempts[-1].number):
                 told = (
                     f"not started again: {gone}; is its file system mounted there? "
                     f"Once they are back, or to begin anew without them: hpc-train requeue {run.name}"

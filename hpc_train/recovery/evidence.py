@@ -23,6 +23,7 @@ from hpc_train.run.reserve import DECISION, with_reserve
 __all__ = [
     "decide_attempt",
     "gather",
+    "is_loss_accepted",
     "job_of",
     "last_cleared_attempt",
     "read_decision",
@@ -199,6 +200,16 @@ def last_cleared_attempt(events: list[Event]) -> int:
     """Number of the last attempt whose failures no longer count, as the user asked to go on after it; -1 if none."""
     cleared = [event.fields.get("after_attempt") for event in events if event.event in _ASKED]
     return max((number for number in cleared if isinstance(number, int)), default=-1)
+
+
+def is_loss_accepted(events: list[Event], attempt: int) -> bool:
+    """Whether a person let the run go on after an attempt, and knew that its checkpoints are gone.
+
+    Who asked for other reasons, where they could be seen, has not agreed to begin anew where a host does not.
+    """
+    asked = [event.fields for event in events if event.event in _ASKED]
+    after = [each for each in asked if isinstance(each.get("after_attempt"), int) and each["after_attempt"] >= attempt]
+    return any(each.get("knew_gone") is not False for each in after)  # a record of an older release has none
 
 
 def _past(run: RunDir, before: int, after: int) -> list[Past]:

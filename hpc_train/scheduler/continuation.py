@@ -22,7 +22,8 @@ from hpc_train.diagnosis.reasons import is_held_by_site
 from hpc_train.errors import SchedulerError, SpecError, from_os_error
 from hpc_train.files import read_text, write_atomic
 from hpc_train.job.loader import LoadedJob, RecordedJob, changed_values, revise_job
-from hpc_train.run.journal import Journal, read_journal
+from hpc_train.recovery.evidence import read_not_continued
+from hpc_train.run.journal import Event, Journal, read_journal
 from hpc_train.run.kept import describe_gone
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.job_records import is_noted, read_submit_records
@@ -101,7 +102,7 @@ def resume(run: RunDir, flags: Mapping[str, Any], environ: Mapping[str, str]) ->
         revision = _revise(run, number, flags, environ)
         _tell(run, "resume_asked", submission=number, changed=[key for key, _, _ in revision.changed])
         done = _uncancelled(run, was_cancelled, lambda: add_submission(revision.plan, revision.request, environ))
-        gone = describe_gone(run, read_journal(run, without=("step",)))
+        gone = describe_gone(run, _events(run))
         warnings = (*done.warnings, *remarks_on(revision.plan, environ), *_drop_held(view))
         if gone:
             warnings = (*warnings, f"{gone}; without them it begins anew")
@@ -203,7 +204,18 @@ def _refuse_alive(view: RunView, remedy: str) -> None:
 def _tell(run: RunDir, event: str, **fields: Any) -> None:
     """Journal that a person let the run go on: failures up to here no longer count."""
     attempts = run.attempts()
-    Journal(run, "login").append(event, after_attempt=attempts[-1].number if attempts else -1, **fields)
+    # Gone as seen from here, or as the last start that was refused has told: else nobody has agreed to begin anew.
+    knew_gone = bool(attempts and read_not_continued(attempts[-1])) or bool(describe_gone(run, _events(run)))
+    after = attempts[-1].number if attempts else -1
+    Journal(run, "login").append(event, after_attempt=after, knew_gone=knew_gone, **fields)
+
+
+def _events(run: RunDir) -> list[Event]:
+    """The journal without steps. Raises: an error that names what cannot be read."""
+    try:
+        return read_journal(run, without=("step",))
+    except OSError as error:
+        raise from_os_error(error, f"run {run.name} cannot go on: cannot read {error.filename}") from error
 
 
 def _uncancelled(run: RunDir, was_cancelled: bool, start: Callable[[], Submitted]) -> Submitted:
@@ -303,11 +315,7 @@ def _check_size(run: RunDir, plan: Plan, loaded: LoadedJob, flags: Mapping[str, 
 
     Returns: the streams that the run has opened, None if it reads its data by other means.
     """
-    try:
-        events = read_journal(run, without=("step",))
-    except OSError as error:
-        raise from_os_error(error, f"run {run.name} cannot go on: cannot read {error.filename}") from error
-    streams = find_streams(events)
+    streams = find_streams(_events(run))
     if streams is not None and flags.get("data.global_batch") is None:  # else the plan was held against the new one
         asked = f"{plan.placement.num_nodes} nodes x {loaded.spec.job.ranks_per_node} ranks_per_node"
         check_ranks(plan.placement.num_ranks, streams, run=run.name, asked=asked)

@@ -167,6 +167,24 @@ def test_requeue_takes_the_job_that_slurm_still_has(shell: Shell, run: RunDir, q
     assert (asked.event, asked.fields["after_attempt"]) == ("requeue_asked", 0)
 
 
+@pytest.mark.parametrize(
+    ("is_seen_here", "was_refused", "knew"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_requeue_notes_whether_its_person_knew_that_the_checkpoints_are_gone(
+    shell: Shell, run: RunDir, *, is_seen_here: bool, was_refused: bool, knew: bool
+) -> None:
+    attempt = make_attempt(run, word="hold")
+    Journal(run, "rank0", 0).append("commit", step=30, path=str(run.checkpoints / "step-000000030"))
+    if is_seen_here:
+        (run.checkpoints / "step-000000030").mkdir(parents=True)
+    if was_refused:
+        attempt.not_continued.write_text("not started again: they are gone on n1")
+    shell.queue("7|PENDING||JobHeldUser")
+    assert shell.run("requeue", "r").returncode == 0
+    asked = [event.fields["knew_gone"] for event in read_journal(run) if event.event == "requeue_asked"]
+    assert asked == [knew]
+
+
 def test_requeue_of_a_run_that_slurm_forgot_is_a_new_job(shell: Shell) -> None:
     out = shell.ok("submit", "--site", "slurm-cluster", "--", "python", "train.py")
     run = RunDir(Path(out.splitlines()[2].split(maxsplit=1)[1]))

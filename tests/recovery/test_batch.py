@@ -393,8 +393,7 @@ def test_begin_does_not_begin_anew_by_itself_where_all_checkpoints_are_gone(run:
     assert "of step 30 there is no" in done.stderr and f"without them: hpc-train requeue {run.name}" in done.stderr
     assert f"hpc-train: {run.attempt(0).not_continued.read_text()}\n" in done.stderr
     assert len(run.attempts()) == 1
-    # They were there where somebody asked, for another reason: that is no word for beginning anew.
-    Journal(run, "login").append("requeue_asked", after_attempt=0, knew_gone=False)
+    Journal(run, "login").append("requeue_asked", after_attempt=0, knew_gone=False)  # for another reason
     assert begin(run).stdout == "hold 74\n"
     Journal(run, "login").append("requeue_asked", after_attempt=0, knew_gone=True)
     done = begin(run)

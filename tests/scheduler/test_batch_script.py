@@ -277,19 +277,6 @@ def test_a_trap_of_a_setup_line_neither_ends_the_shell_nor_gets_into_its_answers
     assert stage.calls[-1] == "scontrol requeue 77"
 
 
-@pytest.mark.parametrize("word", ["date", "exit", "grep", "kill", "ls", "mv", "printf", "read", "sleep", "wait"])
-def test_a_function_of_a_setup_line_does_not_take_the_place_of_a_word_of_the_script(stage: Stage, word: str) -> None:
-    stage.render(f"setup = {json.dumps([f'{word}() {{ echo not this; }}'])}")
-    stage.answers(rank=SAVES, decide='echo "${*:4}" >"$here/decided"; echo again 75 -')
-    process = stage.start()
-    wait_for((stage.run.attempt(0).ready / "0").exists, "the rank is ready")
-    process.send_signal(signal.SIGUSR2)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
-    assert (stage.bin / "decided").read_text().endswith("--code 75\n")
-    assert stage.calls[-1] == "scontrol requeue 77"
-
-
 def test_no_process_number_is_left_to_the_shells_splitting() -> None:
     text = (ROOT / "sbatch_templates" / "batch.sh.j2").read_text()
     assert re.findall(r"^.*\b(?:kill|wait)\b[^\n\"]*\$.*$", text, re.MULTILINE) == []

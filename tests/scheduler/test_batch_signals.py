@@ -147,3 +147,16 @@ def test_the_token_reaches_the_ranks_and_no_file(stage: Stage) -> None:
     assert (stage.bin / "token").read_text() == "t0k3n\n"
     shutil.rmtree(stage.run.attempt(0).path)
     assert not [path for path in stage.run.path.rglob("*") if path.is_file() and b"t0k3n" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("word", ["date", "exit", "grep", "kill", "ls", "mv", "printf", "read", "sleep", "wait"])
+def test_a_function_of_a_setup_line_does_not_take_the_place_of_a_word_of_the_script(stage: Stage, word: str) -> None:
+    stage.render(f"setup = {json.dumps([f'{word}() {{ echo not this; }}'])}")
+    stage.answers(rank=SAVES, decide='echo "${*:4}" >"$here/decided"; echo again 75 -')
+    process = stage.start()
+    wait_for((stage.run.attempt(0).ready / "0").exists, "the rank is ready")
+    process.send_signal(signal.SIGUSR2)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    assert (stage.bin / "decided").read_text().endswith("--code 75\n")
+    assert stage.calls[-1] == "scontrol requeue 77"

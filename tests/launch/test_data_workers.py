@@ -193,42 +193,6 @@ def test_what_a_worker_starts_ends_when_the_worker_terminates_it(tmp_path: Path)
     assert ended.lines == ["[[-15, -15, 7]] True"] * 2, ended.log
 
 
-STARTING = """
-import os, signal, subprocess
-import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
-
-class Reader(Dataset):
-    def __len__(self):
-        return 1
-    def __getitem__(self, index):
-        ends, reader = [], subprocess.Popen(["sleep", "60"])
-        reader.terminate()
-        ends.append(reader.wait(20))
-        forked = os.fork()
-        if forked == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
-        os.kill(os.getpid(), signal.SIGTERM)  # this one it outlives
-        return torch.tensor([*ends, get_worker_info().dataset.named])
-
-def name(worker):
-    get_worker_info().dataset.named = worker + 7
-
-if __name__ == "__main__":
-    for method in ("fork", "spawn"):
-        loader = DataLoader(Reader(), num_workers=1, multiprocessing_context=method, worker_init_fn=name)
-        print(next(iter(loader)).tolist(), loader.worker_init_fn is name)
-"""
-
-
-def test_what_a_worker_starts_ends_when_the_worker_terminates_it(tmp_path: Path) -> None:
-    ended = run_one(tmp_path, STARTING, preempt_grace_s=30)
-    assert (ended.code, ended.word) == (0, "done"), ended.log
-    assert ended.lines == ["[[-15, -15, 7]] True"] * 2, ended.log
-
-
 NOTES_TASK = """
 import os, sys
 os.environ["TASK"] = str(sorted(os.sched_getaffinity(0)))

@@ -8,8 +8,9 @@ import sys
 
 import click
 
-from hpc_train.errors import HpcTrainError, SchedulerError, from_os_error
+from hpc_train.errors import HpcTrainError, SchedulerError, SpecError, from_os_error
 from hpc_train.files import write_atomic
+from hpc_train.run.copied import original_of
 from hpc_train.run.index import find_run
 from hpc_train.run.journal import Journal
 from hpc_train.run.layout import RunDir
@@ -40,6 +41,10 @@ def command(references: tuple[str, ...]) -> None:
 def _cancel(run: RunDir) -> str:
     """Cancel one run; what to say of it. Raises: HpcTrainError."""
     was_cancelled = run.cancelled.exists()
+    if original := original_of(run):
+        raise SpecError(
+            f"{run.path} is a copy, and its job is that of {original}; to end that: hpc-train cancel {original}"
+        )
     # The mark comes first, before a requeue that is under way is waited for: whatever starts now finds it.
     unmarked = _mark(run)
     for _ in range(MAX_ROUNDS):

@@ -23,8 +23,9 @@ from hpc_train.errors import SchedulerError, SpecError, from_os_error
 from hpc_train.files import read_text, write_atomic
 from hpc_train.job.loader import LoadedJob, RecordedJob, changed_values, revise_job
 from hpc_train.recovery.evidence import read_not_continued
+from hpc_train.run.copied import original_of
 from hpc_train.run.journal import Event, Journal, read_journal
-from hpc_train.run.kept import describe_gone
+from hpc_train.run.kept import describe_gone, warn_of_loss
 from hpc_train.run.layout import RunDir, SubmissionDir
 from hpc_train.scheduler.job_records import is_noted, read_submit_records
 from hpc_train.scheduler.kinds import make_backend
@@ -71,6 +72,7 @@ def requeue(run: RunDir, environ: Mapping[str, str]) -> str:
         if view.state == "completed":
             more = f"to train it further: hpc-train resume {run.name} -- COMMAND"
             raise SpecError(f"run {run.name} has completed; there is nothing left to do ({more})")
+        _refuse_copy(view)
         _refuse_alive(view, "it goes on by itself")
 
         def start() -> Submitted:
@@ -97,15 +99,16 @@ def resume(run: RunDir, flags: Mapping[str, Any], environ: Mapping[str, str]) ->
         was_cancelled = run.cancelled.exists()
         _adopt(run, environ)
         view = view_run(run)
+        _refuse_copy(view)
         first = f"to run it otherwise, first: hpc-train cancel {run.name}"
         _refuse_alive(view, f"{first}, and resume it once that has ended")
         revision = _revise(run, number, flags, environ)
         _tell(run, "resume_asked", submission=number, changed=[key for key, _, _ in revision.changed])
         done = _uncancelled(run, was_cancelled, lambda: add_submission(revision.plan, revision.request, environ))
-        gone = describe_gone(run, _events(run))
+        warning = warn_of_loss(run, _events(run))
         warnings = (*done.warnings, *remarks_on(revision.plan, environ), *_drop_held(view))
-        if gone:
-            warnings = (*warnings, f"{gone}; without them it begins anew")
+        if warning:
+            warnings = (*warnings, warning)
         elif view.state == "completed" and not revision.changes:
             warnings = (*warnings, _NOTHING_NEW.format(name=run.name))
     return Resumed(done, revision.changes, warnings)
@@ -180,6 +183,15 @@ def _adopt(run: RunDir, environ: Mapping[str, str]) -> None:
     if found is not None:
         submission, site, job_id = found
         note_job(run, submission, site, job_id, environ)
+
+
+def _refuse_copy(view: RunView) -> None:
+    """A job that still lives belongs to the run whose directory was copied. Raises: SpecError."""
+    if (view.job.is_live or view.job.state == "held") and (original := original_of(view.run)):
+        raise SpecError(
+            f"{view.run.path} is a copy, and job {view.job_id_shown} is that of {original}; once that has ended the "
+            "copy can go on by itself"
+        )
 
 
 def _refuse_alive(view: RunView, remedy: str) -> None:

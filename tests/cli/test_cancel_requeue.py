@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -289,3 +290,24 @@ def test_a_cancel_of_a_run_that_had_failed_keeps_the_failure_in_sight(shell: She
     out = shell.ok("why", "r").splitlines()
     assert any(line.startswith("state     failed, then cancelled") for line in out)
     assert out[-1].startswith("next      nothing, since it was cancelled after its end; to go on after a repair: ")
+
+
+@pytest.mark.parametrize("state", ["RUNNING|n1|None", "PENDING||JobHeldUser"])
+def test_a_copy_of_a_run_leaves_the_job_of_its_original_alone(shell: Shell, state: str) -> None:
+    out = shell.ok("submit", "--site", "slurm-cluster", "--", "python", "train.py")
+    run = RunDir(Path(out.splitlines()[2].split(maxsplit=1)[1]))
+    job_id = read_json(run.submission(0).submit)["job_id"]
+    copy = run.path.with_name("copy")
+    shutil.copytree(run.path, copy)
+    shell.queue(f"{job_id}|{state}")
+    before = calls(shell)
+    for words in (["cancel"], ["requeue"], ["resume"]):
+        assert (
+            f"{copy} is a copy, and " in (said := shell.fails(78, *words, copy)) and f" is that of {run.path}" in said
+        )
+    assert calls(shell) == before and not (copy / "cancelled").exists()
+    moved = run.path.with_name("moved")
+    copy.rename(moved)
+    shutil.rmtree(run.path)
+    assert shell.ok("cancel", moved).startswith("moved cancelled; ")  # it is the run now
+    assert calls(shell)[len(before) :] == [f"scancel {job_id}"]

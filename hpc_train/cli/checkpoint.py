@@ -79,6 +79,7 @@ def _with_checkpoints(run: RunDir) -> Path:
     if os.path.lexists(run.checkpoints):
         return run.path
     from hpc_train.checkpoint.names import parse_step
+    from hpc_train.run.kept import describe_gone
 
     try:
         commit = JournalTail(run).read().commit
@@ -86,6 +87,8 @@ def _with_checkpoints(run: RunDir) -> Path:
         raise from_os_error(error, f"cannot read the journal of run {run.name}") from error
     if commit is None:
         raise CheckpointError(f"run {run.name} has committed no checkpoint so far; see: hpc-train status {run.name}")
+    if gone := describe_gone(run, [commit]):
+        raise CheckpointError(gone)
     place = Path(run.path, str(commit.fields.get("path", "")))  # relative where the run's directory holds it
     newest = f"its newest commit, step {commit.fields.get('step')}, is {place}"
     if parse_step(place.name) is not None:

@@ -17,14 +17,14 @@ __all__ = ["command"]
 def command(reference: str) -> None:
     """Let a run go on from its newest checkpoint, with a fresh budget of failures.
 
-    Where its checkpoints are gone it begins anew; a warning says so.
+    Where its checkpoints are gone it begins anew, or goes on from an older one; a warning says so.
     """
     from hpc_train.run.journal import read_journal
-    from hpc_train.run.kept import describe_gone
+    from hpc_train.run.kept import warn_of_loss
     from hpc_train.scheduler.continuation import requeue
 
     run = find_run(reference, os.environ)
     job_id = requeue(run, os.environ)
     click.echo(f"{run.name} goes on as job {job_id}")
-    if gone := describe_gone(run, read_journal(run, without=("step",))):
-        echo_warnings([f"{gone}; without them it begins anew"])
+    if warning := warn_of_loss(run, read_journal(run, without=("step",))):
+        echo_warnings([warning])

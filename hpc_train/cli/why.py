@@ -18,6 +18,7 @@ from hpc_train.recovery.evidence import read_decision
 from hpc_train.recovery.policy import Decision
 from hpc_train.run.index import find_run
 from hpc_train.run.journal import Event, read_journal
+from hpc_train.run.kept import describe_gone, describe_lost
 from hpc_train.run.layout import AttemptDir, RunDir
 from hpc_train.run.space import describe_space
 
@@ -104,6 +105,7 @@ def _explain_run(run: RunDir, logs: tuple[str, ...]) -> tuple[dict[str, Any], li
     events, unread = _events(run)
     fallbacks = [event for event in events if event.event == "fallback"]
     space = _space(run, view, events)
+    losses = _losses(run, view, events)
     history = [{"attempt": n, **(dataclasses.asdict(d) if d else {"word": None})} for n, d in decisions]
     record = {
         "format": "hpc-train-why",
@@ -111,7 +113,7 @@ def _explain_run(run: RunDir, logs: tuple[str, ...]) -> tuple[dict[str, Any], li
         "status": view.to_json(),
         "attempts": history,
         "job": describe_job(facts) if facts and facts.word else None,
-        "notes": [*unread, *(facts.notes if facts else ())],
+        "notes": [*unread, *losses, *(facts.notes if facts else ())],
         "diagnosis": diagnosis_json(_of_run(findings, view, facts)) if findings else None,
         "findings": findings_json(findings),
         "fallbacks": [{"attempt": event.attempt, **event.fields} for event in fallbacks],
@@ -124,7 +126,7 @@ def _explain_run(run: RunDir, logs: tuple[str, ...]) -> tuple[dict[str, Any], li
         *(_fallback(run, each) for each in fallbacks[-SHOWN_ATTEMPTS:]),
     ]
     lines += [*_slurm_lines(view, facts), *_log_lines(findings, view, facts), *(f"space     {each}" for each in space)]
-    lines += [*avoided(run, view, events), *(f"note      {each}" for each in unread)]
+    lines += [*avoided(run, view, events), *(f"note      {each}" for each in (*unread, *losses))]
     return record, [*lines, f"next      {record['next']}"]
 
 
@@ -308,6 +310,17 @@ def _fallback(run: RunDir, event: Event) -> str:
         f"attempt {event.attempt} loaded step {said['step']}, since newer checkpoints are damaged (steps "
         f"{said['damaged'].strip('[]')}): {shortened(said['problem'])}; see: hpc-train checkpoint verify {run.name}"
     )
+
+
+def _losses(run: RunDir, view: RunView, events: list[Event]) -> list[str]:
+    """Committed checkpoints that are gone, and attempts that went on from an older one for it."""
+    told = [
+        f"attempt {event.attempt} began: {event.fields.get('told')}"
+        for event in events
+        if event.event == "checkpoint_lost"
+    ][-SHOWN_ATTEMPTS:]
+    now = "" if view.state == "completed" else describe_gone(run, events) or describe_lost(run, events)
+    return [*told, now] if now and not any(now in each for each in told) else told
 
 
 def _space(run: RunDir, view: RunView, events: list[Event]) -> list[str]:

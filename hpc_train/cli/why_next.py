@@ -7,6 +7,7 @@ Apart from the story of the run, so that there is one rule: what waits goes on b
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from hpc_train.files import read_json
@@ -102,7 +103,9 @@ def _after_repair(view: RunView) -> str:
     """How to go on once the fault is mended: `requeue` would repeat a wrong command as it is."""
     requeue = f"hpc-train requeue {view.run.name}"
     if not _is_of_command(view):
-        return f"after a repair: {requeue}{_other_request(view)}"
+        before = _command_before(view.run)
+        as_before = f"; with the command of before: hpc-train resume {view.run.name} -- {shlex.join(before)}"
+        return f"after a repair: {requeue}{_other_request(view)}{as_before if before else ''}"
     put_right = f"with the command put right: hpc-train resume {view.run.name} -- COMMAND"
     return f"{put_right}; if the fault was elsewhere, after its repair: {requeue}"
 
@@ -112,12 +115,22 @@ def _is_of_command(view: RunView) -> bool:
     if view.newest is None or view.newest.failure not in ("usage", "config"):
         return False
     submission = view.run.newest_submission()
-    try:
-        command = read_json(submission.launch)["command"] if submission is not None else []
-    except (OSError, ValueError, KeyError, TypeError):
-        command = []
+    command = [] if submission is None else _command_of(submission)
     missing = _NO_PROGRAM.search(view.newest.reason)
     return view.newest.failure == "usage" or (missing is not None and missing["program"] in map(repr, command[:1]))
+
+
+def _command_of(submission: SubmissionDir) -> list[str]:
+    try:
+        return list(map(str, read_json(submission.launch)["command"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _command_before(run: RunDir) -> list[str]:
+    """The command that the newest submission has replaced; none where it is the same, or the first."""
+    commands = [_command_of(submission) for submission in run.submissions()[-2:]]
+    return commands[0] if len(commands) == 2 and commands[1] not in ([], commands[0]) else []
 
 
 def _never_began(view: RunView) -> bool:

@@ -82,8 +82,9 @@ class ProgramSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     setup: Annotated[
         tuple[str, ...],
         Meta(
-            description="shell lines run once on the first node before the ranks; what they change of the shell itself "
-            "(`set -e`, `IFS`, traps of ERR, DEBUG and RETURN) ends with them"
+            description="shell lines run once on the first node before the ranks. One that fails ends nothing, as in "
+            "any script, and `status`, `why` and the batch log tell it; `|| exit 1` behind it ends the job. What they "
+            "change of the shell itself (`set -e`, `IFS`, traps of ERR, DEBUG and RETURN) ends with them"
         ),
     ] = ()
     workdir: Annotated[str | None, Meta(description="working directory; default: where submit was typed")] = None

@@ -15,6 +15,7 @@ from typing import Any
 
 from hpc_train.errors import CannotCreateError, HpcTrainError, NoSpaceError, Superseded, from_os_error
 from hpc_train.files import answer, open_regular, tell, write_atomic, write_json
+from hpc_train.quantities import shown
 from hpc_train.recovery.evidence import (
     decide_attempt,
     is_loss_accepted,
@@ -31,7 +32,7 @@ from hpc_train.recovery.predecessor import ask_ender
 from hpc_train.run.index import open_run
 from hpc_train.run.jobs import read_jobs, record_job
 from hpc_train.run.journal import Journal, read_journal
-from hpc_train.run.kept import describe_gone
+from hpc_train.run.kept import describe_gone, describe_lost
 from hpc_train.run.layout import AttemptDir, RunDir
 from hpc_train.run.marks import CODE_OF_CLASS
 from hpc_train.run.ownership import check_submission, take_ownership
@@ -41,6 +42,7 @@ __all__ = ["begin", "decide", "main"]
 
 _ENDED_FROM_OUTSIDE = ("timeout", "terminated", "preempted", "cancelled", "node_fail", "unknown")
 _LOG_TAIL_BYTES = 64 << 10
+_SETUP_SHOWN = 300
 
 
 def main(command: str, argv: list[str]) -> int:
@@ -76,6 +78,8 @@ def begin(run: RunDir, submission: int) -> str:
     then), ValueError.
     """
     _note_job(run, submission)
+    if failed := _failed_setup():
+        tell(f"hpc-train: {failed}; it goes on all the same: put || exit 1 behind a line that must not fail")
     try:
         return _begin(run, submission)
     except Superseded as error:
@@ -86,6 +90,7 @@ def begin(run: RunDir, submission: int) -> str:
 def _begin(run: RunDir, submission: int) -> str:
     if run.cancelled.exists():
         return "stop 0"
+    lost = ""
     attempts = run.attempts()  # before the look at the submissions: none of these can be an attempt of a newer one
     check_submission(run, submission)
     if attempts:
@@ -110,6 +115,8 @@ def _begin(run: RunDir, submission: int) -> str:
                     write_atomic(attempts[-1].not_continued, told)
                 return f"hold {CODE_OF_CLASS['io']}"
             tell(f"hpc-train: {gone}; its person let it go on all the same")
+        elif lost := describe_lost(run, events):
+            tell(f"hpc-train: {lost}; what was done after it is done again")
     keep_reserve(run, read_limits(run, submission).num_ranks)
     owner = take_ownership(run, submission)
     attempt = run.attempt(owner.attempt)
@@ -122,7 +129,10 @@ def _begin(run: RunDir, submission: int) -> str:
     }
     try:
         write_json(attempt.started, where)
-        Journal(run, "batch", owner.attempt).append("attempt_started", **where)
+        journal = Journal(run, "batch", owner.attempt)
+        journal.append("attempt_started", **where)
+        if lost:
+            journal.append("checkpoint_lost", told=lost)
     except OSError:  # a full disk: an attempt that never was must not count as one that failed
         shutil.rmtree(attempt.path, ignore_errors=True)
         raise
@@ -161,7 +171,9 @@ def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_termina
     if (was_terminated or ender) and not directory.stop.exists():
         stop = {"reason": ender or "ended by the scheduler: time limit, preemption or cancel"}
         with_reserve(run, DECISION, lambda: write_json(directory.stop, stop))
-    decision = decide_attempt(run, directory, submission=submission, launcher_code=code, ended_by=ender)
+    decision = decide_attempt(
+        run, directory, submission=submission, launcher_code=code, ended_by=ender, remark=_failed_setup()
+    )
     tell(sentence(decision, attempt))
     # Of a node that was cut off: a requeue would end the next attempt, or be turned away by the next submission.
     is_late = run.attempts()[-1].number > attempt or _has_newer(run, submission)
@@ -172,6 +184,12 @@ def decide(run: RunDir, submission: int, attempt: int, code: int, *, was_termina
         changes = next_list(run, attempt, submission=submission, num_nodes=limits.num_nodes)
         wait_s = delay_s(decision, limits) if word in GOES_ON else 0
     return f"{word} {decision.code} {changes} {wait_s}"
+
+
+def _failed_setup() -> str:
+    """Which setup lines had failed before the ranks started, as the batch script saw; "" where none had."""
+    failed = " ".join(os.environ.get("HPC_TRAIN_SETUP_FAILED", "").split())
+    return f"of [program] setup failed: {shown(failed, _SETUP_SHOWN)}" if failed else ""
 
 
 def _has_newer(run: RunDir, submission: int) -> bool:

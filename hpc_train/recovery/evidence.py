@@ -224,11 +224,18 @@ def _stop_reason(attempt: AttemptDir) -> str:
 
 
 def decide_attempt(
-    run: RunDir, attempt: AttemptDir, *, submission: int, launcher_code: int | None, ended_by: str = ""
+    run: RunDir,
+    attempt: AttemptDir,
+    *,
+    submission: int,
+    launcher_code: int | None,
+    ended_by: str = "",
+    remark: str = "",
 ) -> Decision:
     """Decide an ended attempt, write the decision into it and into the journal, and return it.
 
     Deciding twice gives the first decision again: a late shell must not overrule the attempt that follows.
+    Args:  remark: what a person must hear beside the reason, however the attempt ended.
     Raises: OSError; ValueError if the submission's launch record is damaged.
     """
     known = read_decision(attempt)
@@ -237,6 +244,8 @@ def decide_attempt(
     limits = read_limits(run, submission)
     evidence = gather(run, attempt, launcher_code, num_ranks=limits.num_ranks, ended_by=ended_by)
     decision = decide(evidence, limits)
+    if remark:
+        decision = dataclasses.replace(decision, reason=f"{decision.reason}; {remark}")
     record = dataclasses.asdict(decision)
 
     def write() -> None:

@@ -6,6 +6,7 @@ system is not mounted, or was purged, looks like that of a run that has not save
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from hpc_train.run.journal import Event
 from hpc_train.run.layout import RunDir
 
-__all__ = ["describe_gone"]
+__all__ = ["describe_gone", "describe_lost", "warn_of_loss"]
 
 MAX_LOOKED_AT = 100  # of the newest commits: a program removes its old checkpoints, not the new ones
 
@@ -24,13 +25,48 @@ def describe_gone(run: RunDir, events: Sequence[Event]) -> str:
 
     Args:  events: of the journal.
     """
-    commits = [event.fields for event in events if event.event == "commit"]
-    newest = [(each.get("step"), each["path"]) for each in reversed(commits) if isinstance(each.get("path"), str)]
-    if not newest or any(_is_there(run, path) for _, path in newest[:MAX_LOOKED_AT]):
+    newest = _newest_first(events)
+    if not newest or any(_is_there(run, path) for _, path in newest):
         return ""
-    step, path = newest[0]
-    place = f"{Path(run.path, path)} on {socket.gethostname()}"  # another host may see what this one does not
-    return f"the checkpoints of this run are gone: of step {step} there is no {place}"
+    return f"the checkpoints of this run are gone: {_none_of(run, *newest[0])}"
+
+
+def describe_lost(run: RunDir, events: Sequence[Event]) -> str:
+    """What is gone, where it is not the newest committed checkpoint that is left but an older one; else "".
+
+    A program removes its old ones, and never the newest.
+    """
+    newest = _newest_first(events)
+    left = next((index for index, (_, path) in enumerate(newest) if _is_there(run, path)), 0)
+    if not left:
+        return ""
+    return (
+        f"the newest checkpoint is gone: {_none_of(run, *newest[0])}; the newest that is left is of step "
+        f"{newest[left][0]}"
+    )
+
+
+def warn_of_loss(run: RunDir, events: Sequence[Event]) -> str:
+    """What a person who lets the run go on must know of checkpoints that are gone; "" where the newest is there."""
+    if gone := describe_gone(run, events):
+        return f"{gone}; without them it begins anew"
+    lost = describe_lost(run, events)
+    return f"{lost}, from which it goes on" if lost else ""
+
+
+def _newest_first(events: Sequence[Event]) -> list[tuple[object, str]]:
+    """Step and path of the last commits, each place once: a step may have been saved again."""
+    commits = (event.fields for event in reversed(events) if event.event == "commit")
+    places = ((each.get("step"), each["path"]) for each in commits if isinstance(each.get("path"), str))
+    found: dict[str, object] = {}
+    for step, path in itertools.islice(places, MAX_LOOKED_AT):
+        found.setdefault(path, step)
+    return [(step, path) for path, step in found.items()]
+
+
+def _none_of(run: RunDir, step: object, path: str) -> str:
+    # Another host may see what this one does not.
+    return f"of step {step} there is no {Path(run.path, path)} on {socket.gethostname()}"
 
 
 def _is_there(run: RunDir, path: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpc_train.run.journal import Journal
@@ -41,9 +43,19 @@ def test_of_a_run_without_a_root_it_is_said_what_its_journal_knows(
     run = shell.make_run("r", "4711")
     if path is not None:
         for step, place in ((80, "older"), (90, path.format(run=run.path))):
+            Path(run.path, place).mkdir(parents=True, exist_ok=True)
             Journal(run, "rank0", 0).append("commit", step=step, path=place)
     for reference in ("r", run.path):
         assert said.format(run=run.path) in shell.fails(65, "checkpoint", verb, reference)
+
+
+@pytest.mark.parametrize("verb", ["list", "inspect", "verify"])
+def test_of_a_run_whose_checkpoints_are_gone_that_is_said(shell: Shell, verb: str) -> None:
+    run = shell.make_run("r", "4711")
+    place = run.checkpoints / "step-000000090"
+    Journal(run, "rank0", 0).append("commit", step=90, path=str(place))
+    told = f"the checkpoints of this run are gone: of step 90 there is no {place} on "
+    assert shell.fails(65, "checkpoint", verb, "r").startswith(told)
 
 
 @pytest.mark.parametrize("verb", ["list", "verify"])

@@ -125,3 +125,15 @@ def test_a_python_that_greets_and_says_good_bye_changes_no_answer(machine: Shell
     run = machine.ok("submit", "job.toml").splitlines()[0].split()[1]
     assert wait_state(machine, run, "completed", "failed", "held") == "completed"
     assert "stop by, all" in machine.ok("logs", run, "--batch")
+
+
+def test_a_setup_line_that_failed_is_told_of_a_run_that_completed(machine: Shell) -> None:
+    (machine.directory / "job.toml").write_text(
+        "[program]\ncommand = ['python', 'program.py']\nsetup = ['exprot DATA=1', 'true']\n"
+    )
+    run = machine.ok("submit", "job.toml").splitlines()[0].split()[1]
+    assert wait_state(machine, run, "completed", "failed", "held") == "completed"
+    told = "of [program] setup failed: 'exprot DATA=1 (code 127)'"
+    assert machine.json("status", run)[0]["reason"] == f"all ranks ended cleanly; {told}"
+    assert told in machine.ok("why", run)
+    assert f"hpc-train: {told}; it goes on all the same: put || exit 1" in machine.ok("logs", run, "--batch")

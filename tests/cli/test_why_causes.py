@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 
 import pytest
 
+from hpc_train.files import write_json
 from hpc_train.run.journal import Journal
 from tests.cli.conftest import Shell
-from tests.scheduler.making import make_attempt
+from tests.scheduler.making import make_attempt, note_submitted
 
 
 def test_a_fallback_to_an_older_checkpoint_is_told(shell: Shell) -> None:
@@ -48,6 +50,21 @@ def test_a_run_that_was_not_continued_says_why(shell: Shell, job: str) -> None:
     assert shell.json("status", "r")[0]["state"] == "held"
     assert shell.json("status", "r")[0]["reason"] == attempt.not_continued.read_text()
     assert shell.ok("why", "r").splitlines()[-1] == f"next      it is held: {attempt.not_continued.read_text()}"
+
+
+def test_checkpoints_that_are_gone_are_told(shell: Shell) -> None:
+    run = shell.make_run("r", "7")
+    make_attempt(run, 0, word="again")
+    make_attempt(run, 1, word="stop")
+    Journal(run, "rank0", 0).append("commit", step=10, path=str(run.checkpoints / "step-000000010"))
+    Journal(run, "batch", 1).append("checkpoint_lost", told="the newest checkpoint is gone: of step 20")
+    shell.queue("7|FAILED|n1|None")
+    before, now = [line for line in shell.ok("why", "r").splitlines() if line.startswith("note ")]
+    assert before == "note      attempt 1 began: the newest checkpoint is gone: of step 20"
+    assert now.startswith("note      the checkpoints of this run are gone: of step 10 there is no ")
+    (run.checkpoints / "step-000000010").mkdir(parents=True)
+    assert now not in shell.ok("why", "r") and before in shell.ok("why", "r")
+    assert before.endswith(shell.json("why", "r")["notes"][0])
 
 
 def test_a_run_that_failed_otherwise_says_nothing_of_space(shell: Shell) -> None:
@@ -149,6 +166,24 @@ def test_a_run_whose_batch_script_ended_before_any_attempt_is_told_where_to_look
         f"next      the batch script ended{how} before any attempt had begun: see hpc-train logs r --batch; if that "
         "says nothing, a line of [program] setup or of the site's prologue ended it, as `exit` does; after a repair "
         "outside the job file: hpc-train requeue r; after one in it: hpc-train submit"
+    )
+
+
+@pytest.mark.parametrize("command", [["python", "train.py", "--layers", "4"], ["python", "two words.py"]])
+def test_after_a_resume_with_another_command_that_of_before_is_told(shell: Shell, command: list[str]) -> None:
+    run = shell.make_run("r", "7")
+    later = run.submission(1)
+    later.path.mkdir()
+    for submission, words in ((run.submission(0), command), (later, ["python", "other.py"])):
+        record = json.loads(run.submission(0).launch.read_text())
+        write_json(submission.launch, {**record, "command": words})
+    note_submitted(later, "8", scheduler="slurm", site="slurm")
+    attempt = make_attempt(run, 0, word="stop", failure="data", reason="CheckpointError: 'w' has another shape")
+    write_json(attempt.started, {"submission": 1})
+    shell.queue("8|FAILED|n1|None")
+    assert shell.ok("why", "r").splitlines()[-1] == (
+        "next      it does not start again by itself; after a repair: hpc-train requeue r; with the command of before: "
+        f"hpc-train resume r -- {shlex.join(command)}"
     )
 
 

@@ -368,33 +368,3 @@ def test_a_job_that_nobody_recorded_tells_of_itself(run: RunDir) -> None:
     begin(run, SLURM_JOB_ID="78")
     begin(run, SLURM_JOB_ID="78")
     assert [job.job_id for job in read_jobs(run)] == ["78"]
-
-
-def kill_after_commit(run: RunDir, path: Path) -> None:
-    """An attempt that committed a checkpoint and was killed: the next one goes on from it."""
-    attempt = start_attempt(run, NODES)
-    Journal(run, "rank0", attempt.number).append("commit", step=30, path=str(path))
-    write_mark(attempt, mark("killed", 1))
-
-
-@pytest.mark.parametrize("place", ["absolute", "relative", "moved"])
-def test_begin_goes_on_where_a_checkpoint_is_left(run: RunDir, place: str) -> None:
-    kept = run.checkpoints / "step-000000030"
-    kept.mkdir(parents=True)
-    told = {"absolute": kept, "relative": kept.relative_to(run.path), "moved": Path("/gone/r/checkpoints") / kept.name}
-    kill_after_commit(run, told[place])
-    assert begin(run).stdout.startswith("go 1 ")
-
-
-def test_begin_does_not_begin_anew_by_itself_where_all_checkpoints_are_gone(run: RunDir) -> None:
-    kill_after_commit(run, run.checkpoints / "step-000000030")
-    done = begin(run)
-    assert (done.returncode, done.stdout) == (0, "hold 74\n")
-    assert "of step 30 there is no" in done.stderr and f"without them: hpc-train requeue {run.name}" in done.stderr
-    assert f"hpc-train: {run.attempt(0).not_continued.read_text()}\n" in done.stderr
-    assert len(run.attempts()) == 1
-    Journal(run, "login").append("requeue_asked", after_attempt=0, knew_gone=False)  # for another reason
-    assert begin(run).stdout == "hold 74\n"
-    Journal(run, "login").append("requeue_asked", after_attempt=0, knew_gone=True)
-    done = begin(run)
-    assert done.stdout.startswith("go 1 ") and "are gone" in done.stderr

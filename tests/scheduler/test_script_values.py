@@ -141,6 +141,23 @@ def test_an_unbound_variable_in_setup_is_empty_as_in_any_shell(tmp_path: Path) -
     assert "A=<>" in (bin_dir / "environment").read_text().split("\0")
 
 
+@pytest.mark.parametrize(
+    ("setup", "failed"),
+    [
+        (["exprot A=1 2>/dev/null", "true"], "exprot A=1 2> /dev/null (code 127)"),
+        (["cp /nonexistent . 2>/dev/null", "(exit 3)"], "cp /nonexistent . 2> /dev/null (code 1); ( exit 3 ) (code 3)"),
+        (["echo 'false' >fails", "source ./fails"], "source ./fails (code 1)"),
+        (["printf 'false\\ntrue\\n' >passes", "source ./passes"], ""),
+        (["false || true", "! true", "if false; then :; fi", "[ -z x ] && A=1", "f() { false; true; }", "f"], ""),
+        (["A=$(false; true)", "IFS=a", "trap - ERR"], ""),
+    ],
+)
+def test_setup_lines_that_fail_are_told(tmp_path: Path, setup: list[str], failed: str) -> None:
+    job = JobSpec(program=ProgramSection(command=("true",), setup=tuple(setup)))
+    bin_dir, _ = run_header(tmp_path, job, SITE, run_parent="runs", workdir="w")
+    assert f"HPC_TRAIN_SETUP_FAILED={failed}" in (bin_dir / "environment").read_text().split("\0")
+
+
 def test_a_value_of_the_job_wins_over_the_sites_template(tmp_path: Path) -> None:
     site = msgspec.structs.replace(SITE, env=SiteEnv(set={"A": "{rank}", "B": "site"}))
     job = JobSpec(env=EnvSection(set={"B": "job"}), program=ProgramSection(command=("true",)))

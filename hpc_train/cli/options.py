@@ -31,6 +31,13 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--exclude", "job.exclude", str, "Nodes not to use."),
     ("--run-root", "job.run_root", str, "Directory in which the run directory is made."),
     ("--venv", "env.venv", str, "Virtual environment of the program."),
+    (
+        "--modules",
+        "env.modules",
+        list,
+        "Module to load, in place of the job file's; may be given several times; '': none.",
+    ),
+    ("--setup", "program.setup", list, "Shell line before the ranks; as --modules."),
     ("--rendezvous", "program.rendezvous", str, "torch: serve env:// programs; none: the program needs none."),
     ("--global-batch", "data.global_batch", int, "Samples of a global batch: other numbers of ranks are refused."),
     ("--stop-lead", "recovery.stop_lead", str, "How long before the time limit to ask the program to stop."),
@@ -77,7 +84,10 @@ def program_of(ctx: click.Context) -> list[str] | None:
 
 def given(options: Mapping[str, Any], program: list[str] | None) -> dict[str, Any]:
     """What was given, under the dotted keys of a job file."""
-    flags = {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    flags = {name.replace("__", "."): value for name, value in options.items() if value not in (None, ())}
+    flags = {
+        key: [word for word in value if word] if isinstance(value, tuple) else value for key, value in flags.items()
+    }
     return {**flags, "program.command": tuple(program)} if program else flags
 
 
@@ -87,7 +97,11 @@ def with_options(*, without: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         for flag, dotted, kind, text in reversed(OPTIONS):
             if flag not in without:
-                function = click.option(flag, dotted.replace(".", "__"), type=kind, default=None, help=text)(function)
+                name, is_list = dotted.replace(".", "__"), kind is list
+                option = click.option(
+                    flag, name, type=str if is_list else kind, multiple=is_list, default=None, help=text
+                )
+                function = option(function)
         return function
 
     return decorate

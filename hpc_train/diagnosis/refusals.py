@@ -20,6 +20,7 @@ _FLAGS = {
     "job.queue": "--queue", "job.account": "--account", "job.qos": "--qos", "job.walltime": "--walltime",
     "job.nodes": "--nodes", "job.ranks_per_node": "--ranks-per-node", "job.gpus_per_rank": "--gpus-per-rank",
     "job.cpus_per_rank": "--cpus-per-rank", "job.memory": "--memory", "job.exclude": "--exclude", "job.name": "--name",
+    "program.setup": "--setup",
 }  # fmt: skip
 
 

@@ -201,8 +201,8 @@ def _from_flags(flags: Mapping[str, Any]) -> Layer:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key, given in flags.items():
-        if given is None or given in ((), [], {}):
-            continue  # click gives None or an empty tuple for an option that was not used
+        if given is None or given in ((), {}):
+            continue  # click gives None or an empty tuple for an option that was not used; [] was asked for
         if _type_of(key) is None:
             raise UsageError(f"flag for unknown key {key!r}")
         flat = flatten(nest({key: given}), JobSpec, flag_of(key), SpecError)

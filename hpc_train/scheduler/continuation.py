@@ -349,4 +349,4 @@ def _shown(old: Any, new: Any) -> tuple[str, str]:
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         value = shlex.join(map(str, value))
-    return "none" if value is None else str(value)
+    return "none" if value in (None, "") else str(value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_train.files import write_json
+from hpc_train.files import read_json, write_json
 from hpc_train.run.journal import Journal, read_journal
 from hpc_train.run.layout import RunDir
 from tests.cli.conftest import Shell
@@ -128,6 +128,21 @@ def test_an_option_that_is_not_resumes_gets_the_usage(shell: Shell, run: RunDir,
     done = shell.run("resume", run.name, *words)
     assert done.returncode == 2
     assert "No such option" in done.stderr and "hpc-train resume RUN -- python train.py" in done.stderr
+
+
+def test_modules_and_setup_lines_may_be_others_or_none(shell: Shell, run: RunDir) -> None:
+    words = ["--modules", "cuda/13", "--modules", "nccl", "--setup", "export A=1"]
+    assert "changed modules none -> cuda/13 nccl\n" in shell.run("resume", run.name, "--dry-run", *words).stderr
+    shell.ok("resume", run.name, *words)
+    newest = read_json(run.submission(1).job)
+    assert (newest["env"]["modules"], newest["program"]["setup"]) == (["cuda/13", "nccl"], ["export A=1"])
+    script = run.submission(1).script.read_text()
+    assert "module load cuda/13 ||" in script and "\nexport A=1\n" in script
+    shell.queue("4712|FAILED|n1|None")
+    shell.ok("resume", run.name, "--modules", "", "--setup", "")
+    newest = read_json(run.submission(2).job)
+    assert (newest["env"]["modules"], newest["program"]["setup"]) == ([], [])
+    assert "is not complete shell code" in shell.fails(78, "resume", run.name, "--setup", "if true", "--dry-run")
 
 
 def test_requeue_of_a_completed_run_names_resume(shell: Shell, run: RunDir) -> None:

@@ -6,8 +6,10 @@ system is not mounted, or was purged, looks like that of a run that has not save
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ def describe_gone(run: RunDir, events: Sequence[Event]) -> str:
     Args:  events: of the journal.
     """
     newest = _newest_first(events)
-    if not newest or any(_is_there(run, path) for _, path in newest):
+    if not newest or any(_is_there(run, path) for _, path in newest) or _has_newer(run, *newest[0]):
         return ""
     return f"the checkpoints of this run are gone: {_none_of(run, *newest[0])}"
 
@@ -38,7 +40,7 @@ def describe_lost(run: RunDir, events: Sequence[Event]) -> str:
     """
     newest = _newest_first(events)
     left = next((index for index, (_, path) in enumerate(newest) if _is_there(run, path)), 0)
-    if not left:
+    if not left or _has_newer(run, *newest[0]):
         return ""
     return (
         f"the newest checkpoint is gone: {_none_of(run, *newest[0])}; the newest that is left is of step "
@@ -69,9 +71,28 @@ def _none_of(run: RunDir, step: object, path: str) -> str:
     return f"of step {step} there is no {Path(run.path, path)} on {socket.gethostname()}"
 
 
+def _has_newer(run: RunDir, step: object, path: str) -> bool:
+    """Whether a checkpoint of that kind of name lies there that is newer than the journal's newest.
+
+    Who is ended between the rename that commits, and removes the one before, and the line in the journal leaves that.
+    """
+    kind = re.compile("[0-9]+".join(map(re.escape, re.split("[0-9]+", Path(path).name))))
+    names: list[str] = []
+    for place in _places(run, path):
+        with contextlib.suppress(OSError):
+            names += os.listdir(place.parent)
+    numbers = (re.findall("[0-9]{1,18}", name) for name in names if kind.fullmatch(name))
+    steps = [int(found[-1]) for found in numbers if found]
+    return isinstance(step, int) and max(steps, default=-1) > step
+
+
 def _is_there(run: RunDir, path: str) -> bool:
-    # The second: a run's directory may have been moved since.
-    return any(_exists(place) for place in (Path(run.path, path), run.checkpoints / Path(path).name))
+    return any(_exists(place) for place in _places(run, path))
+
+
+def _places(run: RunDir, path: str) -> tuple[Path, Path]:
+    """Where a committed checkpoint may lie. The second: a run's directory may have been moved since."""
+    return Path(run.path, path), run.checkpoints / Path(path).name
 
 
 def _exists(place: Path) -> bool:

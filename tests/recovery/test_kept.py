@@ -97,6 +97,34 @@ def test_old_ones_that_the_program_removed_are_not_lost(run: RunDir) -> None:
     assert warn_of_loss(run, read_journal(run)) == ""
 
 
+@pytest.mark.parametrize("removed", [[20], [10, 20]])
+def test_one_that_was_committed_and_not_journalled_is_not_lost(run: RunDir, removed: list[int]) -> None:
+    """A rank was ended right after the rename that commits, and the removal of the one before."""
+    start_attempt(run, NODES)
+    save(run, 10, 20)
+    (run.checkpoints / "step-000000030").mkdir()
+    remove(run, *removed)
+    assert warn_of_loss(run, read_journal(run)) == ""
+
+
+@pytest.mark.parametrize(
+    ("gone", "left", "is_lost"),
+    [
+        ("hf/checkpoint-90", "hf/checkpoint-100", False),
+        ("hf/checkpoint-90", "hf/checkpoint-80", True),
+        ("hf/checkpoint-90", "hf/backup-100", True),
+        ("hf/checkpoint-90", "hf/checkpoint", True),
+        ("a/epoch=1-step=90.ckpt", "a/epoch=2-step=100.ckpt", False),
+        ("a/newest.pt", "a/other.pt", True),
+    ],
+)
+def test_a_newer_one_of_the_same_kind_of_name_counts(run: RunDir, gone: str, left: str, is_lost: bool) -> None:
+    attempt = start_attempt(run, NODES)
+    Journal(run, "rank0", attempt.number).append("commit", step=90, path=gone)
+    (run.path / left).mkdir(parents=True)
+    assert ("are gone" in describe_gone(run, read_journal(run))) is is_lost
+
+
 @pytest.mark.parametrize("kept", [[10], [10, 20], []])
 def test_a_person_who_lets_the_run_go_on_hears_what_is_lost(run: RunDir, kept: list[int]) -> None:
     start_attempt(run, NODES)

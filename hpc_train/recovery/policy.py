@@ -188,19 +188,17 @@ def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
         if silent:
             return _blame_the_silent(mark, silent)
     if mark is not None and mark.failure not in SECONDARY:
-        return mark
+        lost = _lost_nodes(evidence) if mark.failure == "crash" else []
+        return _blame_the_lost(mark, lost) if lost else mark
     if evidence.abrupt and (mark is not None or _spared_a_node(evidence)):
         rank, node = evidence.abrupt[0]
         cause = "left with code 0 by os._exit, past MPI_Finalize, while other ranks still ran"
         return ExitMark(writer=-1, rank=rank, node=node, failure="program", cause=cause, code=1)
     # Where every rank is gone, the launcher itself went down, if it lived to tell: no node stands out.
     vanished = evidence.vanished
-    was_ended = evidence.ended_by in (PREEMPTION, TIME_LIMIT)  # all at once, and no node's fault
-    if not was_ended and vanished and (evidence.launcher_code is None or len(vanished) < evidence.num_started):
-        rank, node = vanished[0]
-        others = f" and {len(vanished) - 1} more" if len(vanished) > 1 else ""
-        cause = f"rank {rank}{others} vanished without a word: node {node} failed, or everything on it was killed"
-        return ExitMark(writer=-1, rank=rank, node=node, failure="node_fail", cause=cause, code=76)
+    some = evidence.launcher_code is None or len(vanished) < evidence.num_started
+    if vanished and some and not _was_ended(evidence):
+        return _blame_the_vanished(vanished)
     if evidence.stop_reason:
         step = None if mark is None else mark.step
         cause = f"ended before it could save ({evidence.stop_reason})"
@@ -235,6 +233,36 @@ def _blame_the_silent(mark: ExitMark, silent: Sequence[tuple[int, str]]) -> Exit
     others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     cause = f"rank {rank}{others} on node {node} did not answer any more; rank {mark.writer} waited: {mark.cause}"
     return ExitMark(writer=-1, rank=rank, node=node, failure="hang", cause=cause, code=76, step=mark.step)
+
+
+def _was_ended(evidence: Evidence) -> bool:
+    """Whether the scheduler ended all ranks at once: no node's fault."""
+    return evidence.ended_by in (PREEMPTION, TIME_LIMIT)
+
+
+def _blame_the_vanished(vanished: Sequence[tuple[int, str]]) -> ExitMark:
+    rank, node = vanished[0]
+    others = f" and {len(vanished) - 1} more" if len(vanished) > 1 else ""
+    cause = f"rank {rank}{others} vanished without a word: node {node} failed, or everything on it was killed"
+    return ExitMark(writer=-1, rank=rank, node=node, failure="node_fail", cause=cause, code=76)
+
+
+def _lost_nodes(evidence: Evidence) -> list[tuple[int, str]]:
+    """The ranks of whole nodes of which nothing is left, though the launcher told of other ranks' ends.
+
+    Where a rank crashes by itself, srun tells of the end of every other one too.
+    """
+    if _was_ended(evidence) or not evidence.seen_to_end:
+        return []
+    spoke = {mark.node for mark in evidence.marks} | {node for _, node in evidence.ended}
+    spoke |= {node for rank, node in evidence.silent if rank in evidence.seen_to_end}
+    return [(rank, node) for rank, node in evidence.vanished if node not in spoke]
+
+
+def _blame_the_lost(mark: ExitMark, lost: Sequence[tuple[int, str]]) -> ExitMark:
+    """Who crashed while a whole node went away crashed of that: MPICH does so (SIGSEGV) in about half of all cases."""
+    vanished = _blame_the_vanished(lost)
+    return replace(vanished, cause=f"{vanished.cause}; rank {mark.writer} then: {mark.cause}", step=mark.step)
 
 
 def _blame_the_early(mark: ExitMark, ended: Sequence[tuple[int, str]]) -> ExitMark:

@@ -44,6 +44,7 @@ def end_of(failure: str, **changes: Any) -> dict[str, Any]:
 CLASSES = sorted({*CODE_OF_CLASS, "program", "killed", "crash", "terminated", "peer_lost", "out_of_memory", "timeout"})
 HANGING = (mark("hang", 0), mark("hang", 1))
 TERMINATED = {"marks": (mark("terminated", 0), mark("terminated", 1))}
+SEEN_AT_N0 = {"seen_to_end": frozenset({0, 1})}
 PREEMPTED = {**TERMINATED, "ended_by": PREEMPTION, "stop_reason": PREEMPTION}
 
 
@@ -166,6 +167,13 @@ def test_only_an_attempt_after_a_failure_waits(word: str, failure: str, seconds:
         ({**TERMINATED, "silent": [(2, "n1"), (3, "n1")]}, {}, "again-elsewhere", "node_fail"),
         ({**end_of("peer_lost"), "silent": [(3, "n1")]}, {}, "again-elsewhere", "node_fail"),
         ({**end_of("crash"), "silent": [(3, "n1")]}, {}, "again", "crash"),  # a cause is known
+        # MPICH crashes in a collective where a peer's node went away: srun told of every end but those on that node
+        ({**end_of("crash"), "silent": [(2, "n1"), (3, "n1")], **SEEN_AT_N0}, {}, "again-elsewhere", "node_fail"),
+        ({**end_of("crash"), "silent": [(1, "n0"), (2, "n1")], **SEEN_AT_N0}, {}, "again-elsewhere", "node_fail"),
+        ({**end_of("crash"), "silent": [(3, "n0")], **SEEN_AT_N0}, {}, "again", "crash"),  # a part of a node
+        ({**end_of("crash"), "silent": [(3, "n1")], "ended": [(2, "n1")], **SEEN_AT_N0}, {}, "again", "crash"),
+        ({**end_of("crash"), "silent": [(3, "n1")], "seen_to_end": frozenset({0, 3})}, {}, "again", "crash"),
+        ({**end_of("no_space"), "silent": [(3, "n1")], **SEEN_AT_N0}, {}, "hold", "no_space"),  # its own word counts
         # srun saw its end: no node is gone, but its monitor was killed with it, and all others only followed
         ({**end_of("peer_lost"), "silent": [(3, "n1")], "seen_to_end": frozenset({3})}, {}, "again", "killed"),
         ({**TERMINATED, "silent": [(3, "n1")], "seen_to_end": frozenset({3})}, {}, "again", "killed"),
@@ -226,6 +234,14 @@ def test_an_end_gets_its_word(evidence: dict[str, Any], limits: dict[str, Any], 
 )
 def test_the_suspect_nodes_are_excluded(evidence: dict[str, Any], exclude: tuple[str, ...]) -> None:
     assert decide(replace(ENDED, **evidence), LIMITS).exclude == exclude
+
+
+def test_a_lost_node_is_named_before_the_crash_that_it_caused() -> None:
+    evidence = replace(ENDED, **end_of("crash"), silent=[(2, "n1"), (3, "n1")], seen_to_end=frozenset({0, 1}))
+    decision = decide(evidence, LIMITS)
+    assert (decision.rank, decision.node, decision.step, decision.exclude) == (2, "n1", 3, ("n1",))
+    assert decision.reason.startswith("rank 2 and 1 more vanished without a word: node n1 failed, or everything on it")
+    assert "; rank 1 then: crash; " in decision.reason
 
 
 def test_a_decision_names_rank_node_step_phase_and_code() -> None:

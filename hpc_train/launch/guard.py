@@ -17,12 +17,14 @@ import re
 import runpy
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from hpc_train.errors import HpcTrainError, InternalError, SpecError, Stopped
+from hpc_train.launch.alone import worked_alone
 from hpc_train.launch.failure import chain_of, classify_exception, describe_exception, one_line
 from hpc_train.launch.page import FINISHED, RUNNING, Page
 from hpc_train.run.marks import class_of_code
@@ -81,6 +83,7 @@ def run_guarded(program: InProcess, page: Page) -> int:
     owner = os.getpid()
     page.set_state(RUNNING)
     _watch_threads(page)
+    began_s = time.process_time()
     failure: BaseException | None = None
     try:
         _execute(program)
@@ -93,8 +96,14 @@ def run_guarded(program: InProcess, page: Page) -> int:
     if failure is not None:
         _end(failure, page)
     page.enter("threads")
-    atexit.register(page.set_state, FINISHED)  # hooks run in reverse order, after non-daemon threads have been joined
+    atexit.register(_finish, page, began_s)  # hooks run in reverse order, after non-daemon threads have been joined
     return 0
+
+
+def _finish(page: Page, began_s: float) -> None:
+    if worked_alone(after_s=began_s):
+        page.tell_alone()
+    page.set_state(FINISHED)
 
 
 def _end(error: BaseException, page: Page) -> None:

@@ -344,7 +344,8 @@ class Monitor:
         if self._is_finished or self._has_announced_end:
             return
         with contextlib.suppress(OSError):  # tried again at the next look
-            record = {"node": self.node, "time": time.time(), "abrupt": is_abrupt}
+            alone = self.page.was_alone()
+            record = {"node": self.node, "time": time.time(), "abrupt": is_abrupt, "alone": alone}
             path = self.attempt.finished / str(self.identity.rank)
             with_reserve(self.attempt.run, MARKS, lambda: write_json(path, record))
             self._is_finished = True

@@ -37,8 +37,8 @@ _NAMES = (
     "state", "beats", "step", "code", "call_kind",
     "heartbeat", "moved", "phase_since", "phase_limit", "call_since", "thread_at",
 )  # fmt: skip
-# Flags apart from the head: the monitor writes them while the program writes the head.
-_STOP, _WATCHED, _NOTED = 120, 121, 122
+# Flags apart from the head: all but the last are written by the monitor while the program writes the head.
+_STOP, _WATCHED, _NOTED, _ALONE = 120, 121, 122, 123
 _PHASE = (128, 128)  # offset, bytes of each text; the first two bytes hold its length
 _CALL = (256, 512)
 _CLASS = (768, 64)
@@ -180,6 +180,14 @@ class Page:
     def stop_requested(self) -> bool:
         """Whether the monitor was asked to stop the program."""
         return bool(self._map[_STOP])
+
+    def tell_alone(self) -> None:
+        """The program has ended and had nothing to do with other ranks, as far as can be known."""
+        self._map[_ALONE] = 1
+
+    def was_alone(self) -> bool:
+        """Whether the program has told so."""
+        return bool(self._map[_ALONE])
 
     def watch(self) -> None:
         """A monitor is there and notes last words as soon as it hears of them."""

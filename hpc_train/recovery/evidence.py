@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_train.files import open_regular, read_json, read_text, write_atomic, write_json
 from hpc_train.recovery.launcher_log import MAX_LOG_BYTES, ranks_seen_to_end
@@ -120,9 +120,10 @@ def gather(
         past=_past(run, attempt.number, cleared),
         cleared=cleared,
         stop_reason=_stop_reason(attempt),
-        ended=[(rank, node) for rank, node, _ in clean_ends],
-        abrupt=[(rank, node) for rank, node, is_abrupt in clean_ends if is_abrupt] if marks or silent else (),
+        ended=[(end.rank, end.node) for end in clean_ends],
+        abrupt=[(end.rank, end.node) for end in clean_ends if end.is_abrupt] if marks or silent else (),
         num_started=len(ready),
+        num_alone=sum(end.was_alone for end in clean_ends),
         seen_to_end=_seen_to_end(attempt),
         ended_by=ended_by,
     )
@@ -179,14 +180,23 @@ def _node_of_ready(attempt: AttemptDir, rank: int) -> str:
     return ""
 
 
-def _clean_ends(attempt: AttemptDir, finished: set[int]) -> list[tuple[int, str, bool]]:
-    """Ranks that ended with code 0, the first of them first, with their nodes, and whether past every exit hook."""
+class _CleanEnd(NamedTuple):
+    time: float
+    rank: int
+    node: str
+    is_abrupt: bool  # past every exit hook
+    was_alone: bool  # had nothing to do with other ranks
+
+
+def _clean_ends(attempt: AttemptDir, finished: set[int]) -> list[_CleanEnd]:
+    """Ranks that ended with code 0, the first of them first."""
     found = []
     for rank in sorted(finished):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             record = read_json(attempt.finished / str(rank), limit=4096)
-            found.append((float(record["time"]), rank, str(record["node"]), record.get("abrupt") is True))
-    return [(rank, node, is_abrupt) for _, rank, node, is_abrupt in sorted(found)]
+            is_abrupt, was_alone = record.get("abrupt") is True, record.get("alone") is True
+            found.append(_CleanEnd(float(record["time"]), rank, str(record["node"]), is_abrupt, was_alone))
+    return sorted(found)
 
 
 def _names(directory: os.PathLike[str]) -> list[int]:

@@ -86,7 +86,8 @@ class Evidence:
     code of srun or mpirun, None where no shell lived to see it.   start_step: the committed step it could start from.
     last_commit: newest committed step now.   silent: ranks that started but wrote neither a mark nor an end, with their
     nodes.   ended: ranks that ended with code 0, the first of them first, with their nodes.   abrupt: those of them
-    that left past every exit hook.   num_started: ranks that started at all.   stop_reason: why the scheduler wanted
+    that left past every exit hook.   num_started: ranks that started at all.
+    num_alone: ranks that ended cleanly and had nothing to do with others.   stop_reason: why the scheduler wanted
     the attempt to end, "" if it did not.   seen_to_end: ranks whose end the launcher reported.   ended_by: who ended
     the job from outside, in recovery/outside's words.
     cleared: the last attempt after which a person let the run go on; -1 if none. Earlier ones no longer count.
@@ -105,6 +106,7 @@ class Evidence:
     ended: Sequence[tuple[int, str]] = ()
     abrupt: Sequence[tuple[int, str]] = ()
     num_started: int = 0
+    num_alone: int = 0
     seen_to_end: frozenset[int] = frozenset()
     ended_by: str = ""
     cleared: int = -1
@@ -146,7 +148,7 @@ class Decision:
 def decide(evidence: Evidence, limits: Limits) -> Decision:
     """The word for an ended attempt. Deterministic; reads nothing but its arguments."""
     if evidence.is_done:
-        return Decision("done", "done", "all ranks ended cleanly", last_commit=evidence.last_commit)
+        return Decision("done", "done", _clean_end(evidence, limits), last_commit=evidence.last_commit)
     mark = find_cause(evidence, limits.num_ranks)
     if evidence.ended_by in (PREEMPTION, REQUEUE) and mark.failure in _MAY_BE_FROM_OUTSIDE:
         mark = replace(mark, failure="preempted")
@@ -168,6 +170,14 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
         exclude=exclude,
         last_commit=evidence.last_commit,
     )
+
+
+def _clean_end(evidence: Evidence, limits: Limits) -> str:
+    reason = "all ranks ended cleanly"
+    if not 1 < limits.num_ranks <= evidence.num_alone:
+        return reason
+    remedy = "call torch.distributed.init_process_group or hpc_train.init if they belong together"
+    return f"{reason}, but none met another: each of the {limits.num_ranks} worked by itself; {remedy}"
 
 
 def delay_s(decision: Decision, limits: Limits) -> int:

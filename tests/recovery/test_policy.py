@@ -236,6 +236,17 @@ def test_the_suspect_nodes_are_excluded(evidence: dict[str, Any], exclude: tuple
     assert decide(replace(ENDED, **evidence), LIMITS).exclude == exclude
 
 
+@pytest.mark.parametrize(
+    ("num_alone", "num_ranks", "is_told"), [(4, 4, True), (3, 4, False), (1, 1, False), (0, 0, False)]
+)
+def test_a_clean_end_tells_of_ranks_that_never_met(num_alone: int, num_ranks: int, is_told: bool) -> None:
+    evidence = replace(ENDED, is_done=True, num_alone=num_alone)
+    decision = decide(evidence, replace(LIMITS, num_ranks=num_ranks))
+    assert decision.word == "done"
+    assert (decision.reason != "all ranks ended cleanly") == is_told
+    assert ("none met another: each of the 4 worked by itself" in decision.reason) == is_told
+
+
 def test_a_lost_node_is_named_before_the_crash_that_it_caused() -> None:
     evidence = replace(ENDED, **end_of("crash"), silent=[(2, "n1"), (3, "n1")], seen_to_end=frozenset({0, 1}))
     decision = decide(evidence, LIMITS)

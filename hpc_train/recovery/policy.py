@@ -6,6 +6,7 @@ row of a table test. Standard library only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -46,6 +47,8 @@ _SUSPECT_NODE_IF_TWICE = ("crash", "killed", "unknown")
 # What an end from outside can look like from within: a data worker that dies of Slurm's SIGTERM is an exception of the
 # program's own. What only a person can mend is not undone by it.
 _MAY_BE_FROM_OUTSIDE = ("stopped", "program", "killed", "crash", "terminated", "peer_lost", "unknown")
+# As `_start` and `_word` say it.
+_TO_FOLLOW = re.compile(r"; (saved on request; )?(goes on from the last checkpoint|starts again)( \([^()]*\))?")
 _NO_FAILURE = ("stopped", "preempted")  # nobody's fault: they are not counted, and nothing is waited for after them
 
 
@@ -143,6 +146,11 @@ class Decision:
     made_progress: bool = False
     exclude: tuple[str, ...] = ()
     last_commit: int | None = None
+
+    @property
+    def cause(self) -> str:
+        """The reason without what was to follow from it."""
+        return _TO_FOLLOW.sub("", self.reason)
 
 
 def decide(evidence: Evidence, limits: Limits) -> Decision:

@@ -261,8 +261,8 @@ def _view(run: RunDir, record: Mapping[str, str], job: JobState, events: Newest,
     if state == "unknown" and unbegun:
         state = "failed"  # its code 0 is that of a line before the ranks
     before = _state_before_cancel(job, newest) if state == "cancelled" and run.cancelled.exists() else ""
-    is_to_go_on = newest is not None and newest.word in GOES_ON
-    not_continued = read_not_continued(attempts[-1]) if state == "held" and is_to_go_on else ""
+    is_stuck = state == "held" and newest is not None and newest.word in GOES_ON
+    not_continued = read_not_continued(attempts[-1]) if is_stuck else ""
     reason = not_continued or _reason(run, state, job, newest)
     if state == "failed" and unbegun:
         reason = f"{unbegun}; see: hpc-train why {run.name}"
@@ -331,7 +331,7 @@ def _state(run: RunDir, job: JobState, newest: Decision | None) -> str:
         return job.state
     if word == "done":
         return "completed"
-    if job.is_live and word in ("", "again", "again-elsewhere"):
+    if job.is_live and word in ("", *GOES_ON):
         return job.state
     if run.cancelled.exists():
         return "cancelled"
@@ -374,8 +374,9 @@ def _reason(run: RunDir, state: str, job: JobState, newest: Decision | None) -> 
         return job.reason
     if state == "held" and newest.word not in ("hold", "stop"):
         return job.reason or name_run(newest.reason, run.name)
-    if state == "cancelled" and newest.word in ("again", "again-elsewhere"):
-        return "cancelled while it waited to start again"  # its last words would say that it goes on
+    if newest.word in GOES_ON:  # its last words would say that it goes on
+        ended = f"{newest.cause}; it was to start again, but its job has ended; to go on: hpc-train requeue {run.name}"
+        return "cancelled while it waited to start again" if state == "cancelled" else ended
     return name_run(newest.reason, run.name) or job.reason
 
 

@@ -35,8 +35,9 @@ def command_of(run: Path) -> list[str]:
 
 def test_a_job_file_becomes_a_job(shell: Shell, job: Path) -> None:
     out = shell.ok("submit", "job.toml", "--site", "slurm-cluster")
-    run, job_id, where, watch = (line.split(maxsplit=1)[1] for line in out.splitlines())
+    run, job_id, where, asks, watch = (line.split(maxsplit=1)[1] for line in out.splitlines())
     assert (job_id, where) == ("4711", str(shell.directory / "runs" / run))
+    assert asks.startswith("2 nodes, 2 ranks, ")
     assert watch == f"hpc-train status {run}; hpc-train logs -f {run}; hpc-train why {run}"
     assert command_of(Path(where)) == ["python", "train.py", "--file"]
     assert (shell.bin / "submitted").read_text() == f"--parsable {where}/submission-00/script.sbatch\n"
@@ -74,6 +75,22 @@ def test_a_name_arrives_as_it_is_and_its_directory_is_a_slug(shell: Shell, name:
     assert not set(run.name) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
     (status,) = shell.json("status", run.name)
     assert (status["name"], status["run"]) == (name, run.name)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--walltime", "2:00"], "1 node, 1 rank, a wall time of 2m, queue main"),
+        (["--walltime", "2:00:00", "--nodes", "2"], "2 nodes, 2 ranks, a wall time of 2h, queue main"),
+        (["--walltime", "1-12", "--ranks-per-node", "4"], "1 node, 4 ranks, a wall time of 1d12h, queue main"),
+        (["--walltime", "0"], "1 node, 1 rank, no wall time of its own, queue main"),
+        (["--queue", "short"], "1 node, 1 rank, no wall time of its own, queue short"),
+    ],
+)
+def test_submit_says_what_it_asks_for_as_slurm_will_read_it(shell: Shell, options: list[str], told: str) -> None:
+    done = shell.run("submit", "--site", "slurm-cluster", *options, "--", "python", "-c", "")
+    assert done.returncode == 0, done.stderr
+    assert f"asks    {told}" in done.stdout.splitlines()
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(shell: Shell, job: Path) -> None:

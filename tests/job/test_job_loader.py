@@ -135,6 +135,10 @@ def test_every_other_character_arrives_intact(text: str, environ: dict[str, str]
 
 BROKEN = [
     ("[job]\nnodez = 2\n", r"\[job\]\.nodez: unknown key; did you mean 'nodes'\? allowed: name, site, account"),
+    ('[job]\ntime = "2:00"\n', r"\[job\]\.time: unknown key; did you mean 'walltime'\? "),
+    ('[job]\npartition = "gpu"\n', r"\[job\]\.partition: unknown key; did you mean 'queue'\? "),
+    ("[job]\nntasks-per-node = 2\n", "unknown key; did you mean 'ranks_per_node'\\? "),
+    ("[program]\ncpus_per_task = 2\n", "cpus_per_task: unknown key; (did you mean '(?!cpus_per_rank)|allowed)"),
     ("[jobs]\nnodes = 2\n", "jobs: unknown key; did you mean 'job'"),
     ("[resources]\ncolour = 2\n", "resources: unknown key; allowed: job, env, program, data, recovery"),
     ("job = 3\n", "job: must be a table, not an integer"),

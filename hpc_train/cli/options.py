@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_train.quantities import format_duration, parse_walltime
+
 if TYPE_CHECKING:
+    from hpc_train.job.spec import JobSection
     from hpc_train.scheduler.script import Plan
 
-__all__ = ["OPTIONS", "RequestCommand", "echo_script", "echo_warnings", "given", "program_of", "with_options"]
+__all__ = [
+    "OPTIONS",
+    "RequestCommand",
+    "describe_request",
+    "echo_script",
+    "echo_warnings",
+    "given",
+    "program_of",
+    "with_options",
+]
 
 OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--name", "job.name", str, "Name of the run."),
@@ -105,6 +117,19 @@ def with_options(*, without: tuple[str, ...] = ()) -> Callable[[Any], Any]:
         return function
 
     return decorate
+
+
+def describe_request(job: JobSection) -> str:
+    """Size, time and queue as they were read: 2:00 is two minutes, and who meant hours finds out before the queue."""
+    ranks = job.nodes * job.ranks_per_node
+    counts = {"node": job.nodes, "rank": ranks, "GPU": ranks * job.gpus_per_rank}
+    parts = [f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count]
+    limit = None if job.walltime is None else parse_walltime(job.walltime)
+    untimed = "no wall time given" if job.walltime is None else "no limit of time"
+    parts.append(untimed if limit is None else f"a wall time of {format_duration(limit)}")
+    if job.queue is not None:
+        parts.append(f"queue {job.queue}")
+    return ", ".join(parts)
 
 
 def echo_script(plan: Plan) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from hpc_train.cli.options import RequestCommand, echo_script, echo_warnings, given, program_of, with_options
+from hpc_train.cli.options import (
+    RequestCommand,
+    describe_request,
+    echo_script,
+    echo_warnings,
+    given,
+    program_of,
+    with_options,
+)
 from hpc_train.errors import UsageError
 from hpc_train.run.index import find_run
 
@@ -50,6 +58,7 @@ def command(ctx: click.Context, /, reference: str, dry_run: bool, **options: Any
     click.echo(f"run     {run.name}")
     click.echo(f"job     {done.submitted.job_id}")
     click.echo(f"in      {run.path}")
+    click.echo(f"asks    {describe_request(done.job)}")
     for change in done.changes:
         click.echo(f"changed {change}")
     click.echo(f"watch   hpc-train status {run.name}; hpc-train logs -f {run.name}; hpc-train why {run.name}")

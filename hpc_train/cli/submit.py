@@ -7,12 +7,19 @@ from typing import Any
 
 import click
 
-from hpc_train.cli.options import RequestCommand, echo_script, echo_warnings, given, program_of, with_options
-from hpc_train.cli.text import human_duration
+from hpc_train.cli.options import (
+    RequestCommand,
+    describe_request,
+    echo_script,
+    echo_warnings,
+    given,
+    program_of,
+    with_options,
+)
 from hpc_train.errors import UsageError
 from hpc_train.job.loader import load_job
 from hpc_train.job.spec import JobSpec
-from hpc_train.quantities import divisors, format_counts, parse_walltime
+from hpc_train.quantities import divisors, format_counts
 
 __all__ = ["command"]
 
@@ -49,19 +56,10 @@ def command(ctx: click.Context, /, job_files: tuple[str, ...], dry_run: bool, **
     click.echo(f"run     {name}")
     click.echo(f"job     {done.job_id}")
     click.echo(f"in      {done.run.path}")
-    click.echo(f"asks    {_request(loaded.spec)}")
+    click.echo(f"asks    {describe_request(loaded.spec.job)}")
     if loaded.spec.data.global_batch is not None:
         click.echo(f"ranks   {_sizes(loaded.spec)}")
     click.echo(f"watch   hpc-train status {name}; hpc-train logs -f {name}; hpc-train why {name}")
-
-
-def _request(spec: JobSpec) -> str:
-    """The size and the time as hpc-train read them: 2:00 is two minutes, and who meant hours finds out at once."""
-    job = spec.job
-    nodes, ranks = ("1 node" if job.nodes == 1 else f"{job.nodes} nodes"), job.nodes * job.ranks_per_node
-    limit = None if job.walltime is None else parse_walltime(job.walltime)
-    time = f"a wall time of {human_duration(limit)}" if limit is not None else "no wall time of its own"
-    return f"{nodes}, {ranks} {'rank' if ranks == 1 else 'ranks'}, {time}{f', queue {job.queue}' if job.queue else ''}"
 
 
 def _sizes(spec: JobSpec) -> str:

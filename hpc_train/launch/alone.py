@@ -43,8 +43,11 @@ def worked_alone(*, after_s: float) -> bool:
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return True
+    # What init_process_group leaves and destroy_process_group does not undo: its hook, which the program may have
+    # replaced, and the method, which is None where the program brought a store of its own.
+    if getattr(sys.excepthook, "__module__", "") == c10d.__name__:
+        return False
     try:
-        # Set by every init_process_group and by nothing else; destroy_process_group leaves it.
         return c10d._default_pg_init_method is None and not c10d.is_initialized()
     except Exception:  # noqa: BLE001 - another torch: not known
         return False

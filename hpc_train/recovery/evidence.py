@@ -255,7 +255,8 @@ def decide_attempt(
     evidence = gather(run, attempt, launcher_code, num_ranks=limits.num_ranks, ended_by=ended_by)
     decision = decide(evidence, limits)
     if remark:
-        decision = dataclasses.replace(decision, reason=f"{decision.reason}; {remark}")
+        cause = f"{decision.cause}; {remark}" if decision.cause else ""
+        decision = dataclasses.replace(decision, reason=f"{decision.reason}; {remark}", cause=cause)
     record = dataclasses.asdict(decision)
 
     def write() -> None:

@@ -6,7 +6,6 @@ row of a table test. Standard library only.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,8 +46,6 @@ _SUSPECT_NODE_IF_TWICE = ("crash", "killed", "unknown")
 # What an end from outside can look like from within: a data worker that dies of Slurm's SIGTERM is an exception of the
 # program's own. What only a person can mend is not undone by it.
 _MAY_BE_FROM_OUTSIDE = ("stopped", "program", "killed", "crash", "terminated", "peer_lost", "unknown")
-# As `_start` and `_word` say it.
-_TO_FOLLOW = re.compile(r"; (saved on request; )?(goes on from the last checkpoint|starts again)( \([^()]*\))?")
 _NO_FAILURE = ("stopped", "preempted")  # nobody's fault: they are not counted, and nothing is waited for after them
 
 
@@ -89,10 +86,10 @@ class Evidence:
     code of srun or mpirun, None where no shell lived to see it.   start_step: the committed step it could start from.
     last_commit: newest committed step now.   silent: ranks that started but wrote neither a mark nor an end, with their
     nodes.   ended: ranks that ended with code 0, the first of them first, with their nodes.   abrupt: those of them
-    that left past every exit hook.   num_started: ranks that started at all.
-    num_alone: ranks that ended cleanly and had nothing to do with others.   stop_reason: why the scheduler wanted
-    the attempt to end, "" if it did not.   seen_to_end: ranks whose end the launcher reported.   ended_by: who ended
-    the job from outside, in recovery/outside's words.
+    that left past every exit hook.   num_started: ranks that started at all.   num_alone: ranks that ended cleanly and
+    had nothing to do with others.   stop_reason: why the scheduler wanted the attempt to end, "" if it did not.
+    seen_to_end: ranks whose end the launcher reported.   ended_by: who ended the job from outside, in
+    recovery/outside's words.
     cleared: the last attempt after which a person let the run go on; -1 if none. Earlier ones no longer count.
     """
 
@@ -130,7 +127,8 @@ class Decision:
     """What happens next, and why.
 
     Attributes:  word: done, again, again-elsewhere, hold or stop.   failure: class of the attempt ("done" if none).
-    reason: one line for a person.   rank, node, step, phase: the first failing rank, as far as known.
+    reason: one line for a person.   cause: that line without what follows from it, "" in a record of before it was
+    kept.   rank, node, step, phase: the first failing rank, as far as known.
     exclude: nodes that the next attempt should avoid.   code: what the batch script exits with if it stops here.
     """
 
@@ -146,11 +144,7 @@ class Decision:
     made_progress: bool = False
     exclude: tuple[str, ...] = ()
     last_commit: int | None = None
-
-    @property
-    def cause(self) -> str:
-        """The reason without what was to follow from it."""
-        return _TO_FOLLOW.sub("", self.reason)
+    cause: str = ""
 
 
 def decide(evidence: Evidence, limits: Limits) -> Decision:
@@ -177,6 +171,7 @@ def decide(evidence: Evidence, limits: Limits) -> Decision:
         made_progress=evidence.made_progress,
         exclude=exclude,
         last_commit=evidence.last_commit,
+        cause=mark.cause,
     )
 
 
@@ -214,8 +209,8 @@ def find_cause(evidence: Evidence, num_ranks: int = 0) -> ExitMark:
         return ExitMark(writer=-1, rank=rank, node=node, failure="program", cause=cause, code=1)
     # Where every rank is gone, the launcher itself went down, if it lived to tell: no node stands out.
     vanished = evidence.vanished
-    some = evidence.launcher_code is None or len(vanished) < evidence.num_started
-    if vanished and some and not _was_ended(evidence):
+    stands_out = evidence.launcher_code is None or len(vanished) < evidence.num_started
+    if vanished and stands_out and not _was_ended(evidence):
         return _blame_the_vanished(vanished)
     if evidence.stop_reason:
         step = None if mark is None else mark.step

@@ -22,6 +22,7 @@ from hpc_train.diagnosis.reasons import is_held_by_site
 from hpc_train.errors import SchedulerError, SpecError, from_os_error
 from hpc_train.files import read_text, write_atomic
 from hpc_train.job.loader import LoadedJob, RecordedJob, changed_values, revise_job
+from hpc_train.job.spec import JobSection
 from hpc_train.recovery.evidence import read_not_continued
 from hpc_train.run.copied import original_of
 from hpc_train.run.journal import Event, Journal, read_journal
@@ -51,9 +52,13 @@ _NOTHING_NEW = (
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run that goes on with a changed request. `changes`: what is new, one text each, "nodes 4 -> 2"."""
+    """A run that goes on with a changed request.
+
+    Attributes:  job: what it asks for now.   changes: what is new of that, one text each, "nodes 4 -> 2".
+    """
 
     submitted: Submitted
+    job: JobSection
     changes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -111,7 +116,7 @@ def resume(run: RunDir, flags: Mapping[str, Any], environ: Mapping[str, str]) ->
             warnings = (*warnings, warning)
         elif view.state == "completed" and not revision.changes:
             warnings = (*warnings, _NOTHING_NEW.format(name=run.name))
-    return Resumed(done, revision.changes, warnings)
+    return Resumed(done, revision.plan.job.job, revision.changes, warnings)
 
 
 def preview(run: RunDir, flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Plan, tuple[str, ...]]:

@@ -375,7 +375,7 @@ def _reason(run: RunDir, state: str, job: JobState, newest: Decision | None) -> 
     if state == "held" and newest.word not in ("hold", "stop"):
         return job.reason or name_run(newest.reason, run.name)
     if newest.word in GOES_ON:  # its last words would say that it goes on
-        ended = f"{newest.cause}; it was to start again, but its job has ended; to go on: hpc-train requeue {run.name}"
+        ended = f"{newest.cause or newest.failure}; it did not start again; to go on: hpc-train requeue {run.name}"
         return "cancelled while it waited to start again" if state == "cancelled" else ended
     return name_run(newest.reason, run.name) or job.reason
 

@@ -25,6 +25,7 @@ import msgspec
 from hpc_train.errors import HpcTrainError
 from hpc_train.files import has_control_characters
 from hpc_train.quantities import shown
+from hpc_train.site.directives import OWNED_OPTIONS
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -171,20 +172,12 @@ def place(dotted: str) -> str:
     return f"[{table}].{key}" if table else key
 
 
-# sbatch's words, and what they are here.
-_OF_SBATCH = {
-    "partition": "queue", "time": "walltime", "ntasks_per_node": "ranks_per_node", "tasks_per_node": "ranks_per_node",
-    "cpus_per_task": "cpus_per_rank", "gpus_per_task": "gpus_per_rank", "mem": "memory", "job_name": "name",
-    "chdir": "workdir", "export": "pass",
-}  # fmt: skip
-
-
 def refuse_unknown(key: str, allowed: Iterable[str], where: str, error: type[HpcTrainError]) -> None:
-    """Raise `error` with the nearest and all allowed keys unless `key` is one of them."""
+    """Raise `error` with the nearest and all allowed keys unless `key` is one of them; for sbatch's word with ours."""
     names = list(allowed)
     if key in names:
         return
-    ours = _OF_SBATCH.get(key.replace("-", "_"), "")
+    ours = OWNED_OPTIONS.get(key.replace("_", "-"), "").rpartition(".")[2]
     near = [ours] if ours in names else difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise error(f"{where}: unknown key; {hint}allowed: {', '.join(names)}")

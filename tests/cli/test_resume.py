@@ -31,6 +31,7 @@ def test_a_finished_run_goes_on_with_more_steps(shell: Shell, run: RunDir) -> No
         f"run     {run.name}",
         "job     4712",
         f"in      {run.path}",
+        "asks    4 nodes, 4 ranks, a wall time of 1h, queue main",
         "changed walltime none -> 1:00:00",
         "changed nodes 2 -> 4",
         "changed command python train.py --steps 10 -> python train.py --steps 20",

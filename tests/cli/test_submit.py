@@ -82,9 +82,11 @@ def test_a_name_arrives_as_it_is_and_its_directory_is_a_slug(shell: Shell, name:
     [
         (["--walltime", "2:00"], "1 node, 1 rank, a wall time of 2m, queue main"),
         (["--walltime", "2:00:00", "--nodes", "2"], "2 nodes, 2 ranks, a wall time of 2h, queue main"),
-        (["--walltime", "1-12", "--ranks-per-node", "4"], "1 node, 4 ranks, a wall time of 1d12h, queue main"),
-        (["--walltime", "0"], "1 node, 1 rank, no wall time of its own, queue main"),
-        (["--queue", "short"], "1 node, 1 rank, no wall time of its own, queue short"),
+        (["--walltime", "1-12:30", "--ranks-per-node", "4"], "1 node, 4 ranks, a wall time of 1d12h30m, queue main"),
+        (["--gpus-per-rank", "2", "--nodes", "2"], "2 nodes, 2 ranks, 4 GPUs, no wall time given, queue main"),
+        (["--gpus-per-rank", "1"], "1 node, 1 rank, 1 GPU, no wall time given, queue main"),
+        (["--walltime", "0"], "1 node, 1 rank, no limit of time, queue main"),
+        (["--queue", "short"], "1 node, 1 rank, no wall time given, queue short"),
     ],
 )
 def test_submit_says_what_it_asks_for_as_slurm_will_read_it(shell: Shell, options: list[str], told: str) -> None:

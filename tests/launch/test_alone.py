@@ -45,11 +45,19 @@ def test_ranks_that_never_met_are_told_of(tmp_path: Path, text: str) -> None:
     "text",
     [
         "import torch.distributed as dist; dist.init_process_group('gloo'); dist.destroy_process_group()\n" + LOOKS,
-        # through a store of its own
+        # through a store of its own, or with a hook of its own
         """
         import os, torch.distributed as dist
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
+        dist.destroy_process_group()
+        import torch._dynamo
+        """,
+        """
+        import sys, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.destroy_process_group()
+        sys.excepthook = sys.__excepthook__
         import torch._dynamo
         """,
         "import hpc_train; hpc_train.init().barrier()\n" + LOOKS,

@@ -295,6 +295,8 @@ EVIDENCE = st.builds(
     ended_by=st.sampled_from(["", PREEMPTION, NODE_FAILURE, REQUEUE]),
     abrupt=st.just(()) | st.just(((1, "n0"),)),
     num_started=st.integers(0, 4),
+    num_alone=st.integers(0, 4),
+    seen_to_end=st.frozensets(st.integers(0, 3)),
 )
 LIMITS_ST = st.builds(
     Limits,
@@ -311,6 +313,7 @@ LIMITS_ST = st.builds(
 def test_what_holds_for_every_decision(evidence: Evidence, limits: Limits) -> None:
     decision = decide(evidence, limits)
     assert decision.word in WORDS
+    assert decision.word == "done" or decision.reason.startswith(f"{decision.cause}; ")
     assert (decision.word == "done") == evidence.is_done
     assert bool(decision.exclude) == (decision.word == "again-elsewhere")
     assert len(decision.exclude) < max(2, limits.num_nodes)
